@@ -5,6 +5,7 @@
 // Each column of a kind is an attribute of its own.
 #![allow(clippy::duplicated_attributes)]
 
+pub mod bandwidth;
 pub mod bouncer;
 pub mod cidr;
 pub mod claim;
@@ -20,6 +21,7 @@ pub mod phase;
 pub mod policy_state;
 pub mod vpc;
 
+pub use bandwidth::{BitRate, BitRateError, NetworkBandwidth};
 pub use bouncer::{Bouncer, BouncerSpec, RoleStatus};
 pub use claim::{IpClaim, IpClaimSpec, IpClaimStatus, VniClaim, VniClaimSpec, VniClaimStatus};
 pub use cluster_network_policy::{ClusterNetworkPolicy, ClusterNetworkPolicySpec};
@@ -51,6 +53,10 @@ pub const IP_ANNOTATION: &str = "thuban.dev/ip";
 pub const SERVICE_IP_ANNOTATION: &str = "thuban.dev/service-ip";
 /// Annotation of pods: their MAC address.
 pub const MAC_ANNOTATION: &str = "thuban.dev/mac";
+/// Annotation of pods: the rate at which they may send, a quantity of bits per second.
+pub const EGRESS_BANDWIDTH_ANNOTATION: &str = "kubernetes.io/egress-bandwidth";
+/// Annotation of pods: the rate at which they may receive, a quantity of bits per second.
+pub const INGRESS_BANDWIDTH_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
 /// Annotation of pods: the Endpoint of their namespace that they have while they run, made by a user.
 pub const ENDPOINT_ANNOTATION: &str = "thuban.dev/endpoint";
 /// Name of the VPC and of the network for pods that name none.

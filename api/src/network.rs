@@ -5,6 +5,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::bandwidth::NetworkBandwidth;
 use crate::{Condition, Phase};
 
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -24,7 +25,11 @@ use crate::{Condition, Phase};
     validation = Rule::new("!has(self.status) || !has(self.status.cidrs) || self.status.cidrs.size() == 0 || self.spec.cidrs[0] == self.status.cidrs[0] && self.status.cidrs.all(c, c in self.spec.cidrs)")
         .message("spec.cidrs may only be appended to: ranges in force (status.cidrs) can not be taken away"),
     validation = Rule::new("!has(self.spec.autoscale) || self.spec.autoscale.maxBouncers >= self.spec.bouncers")
-        .message("spec.autoscale.maxBouncers must be at least spec.bouncers, the least number: raise it, or lower spec.bouncers")
+        .message("spec.autoscale.maxBouncers must be at least spec.bouncers, the least number: raise it, or lower spec.bouncers"),
+    validation = Rule::new("!has(self.spec.bandwidth) || !has(self.spec.bandwidth.defaultEgress) || !has(self.spec.bandwidth.maxEgress) || !isQuantity(self.spec.bandwidth.defaultEgress) || !isQuantity(self.spec.bandwidth.maxEgress) || quantity(self.spec.bandwidth.defaultEgress).compareTo(quantity(self.spec.bandwidth.maxEgress)) <= 0")
+        .message("spec.bandwidth.defaultEgress must be at most spec.bandwidth.maxEgress: lower it, or raise spec.bandwidth.maxEgress"),
+    validation = Rule::new("!has(self.spec.bandwidth) || !has(self.spec.bandwidth.defaultIngress) || !has(self.spec.bandwidth.maxIngress) || !isQuantity(self.spec.bandwidth.defaultIngress) || !isQuantity(self.spec.bandwidth.maxIngress) || quantity(self.spec.bandwidth.defaultIngress).compareTo(quantity(self.spec.bandwidth.maxIngress)) <= 0")
+        .message("spec.bandwidth.defaultIngress must be at most spec.bandwidth.maxIngress: lower it, or raise spec.bandwidth.maxIngress")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct NetworkSpec {
@@ -64,6 +69,10 @@ pub struct NetworkSpec {
     /// Default: as `spec.egress` of the VPC says. `true` has no effect while the VPC has no egress.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<bool>,
+    /// The limits of the bandwidth of each of the network's pods. Without this field, a pod is limited only by its
+    /// annotations `kubernetes.io/egress-bandwidth` and `kubernetes.io/ingress-bandwidth`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<NetworkBandwidth>,
     /// A selector of the namespaces whose pods, Services and Endpoints may enter the network.
     /// The VPC must admit them, too.
     /// Without this field, no namespace may enter, except in the network `default`, which admits all. `{}` admits all.

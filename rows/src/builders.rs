@@ -8,9 +8,9 @@ use std::sync::Arc;
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 
 use crate::{
-    Backend, Block, Bouncer, Class, Direct, Droplet, Exposed, ExposedPort, Forward, Kind, LocalEndpoint,
-    Members, NamedPort, Network, NodeService, PolicyAction, PolicyId, PolicyPorts, PolicyRule, PolicySet,
-    PolicyTier, Port, Refused, Row, Service, ServiceName, Underlay, Visible, Vpc,
+    Backend, Block, Bouncer, ByteRate, Class, Direct, Droplet, Exposed, ExposedPort, Forward, Kind,
+    LocalEndpoint, Members, NamedPort, Network, NodeService, PolicyAction, PolicyId, PolicyPorts, PolicyRule,
+    PolicySet, PolicyTier, Port, Refused, Row, Service, ServiceName, Underlay, Visible, Vpc,
 };
 
 /// The VNI of the rows here.
@@ -28,6 +28,10 @@ pub const fn network_id(number: u32) -> NetworkId {
 
 pub const fn policy_id(number: u32) -> PolicyId {
     PolicyId::new(number).unwrap()
+}
+
+pub const fn byte_rate(number: u64) -> ByteRate {
+    ByteRate::new(number).unwrap()
 }
 
 /// Returns 172.16.0.x.
@@ -142,6 +146,8 @@ pub fn local() -> LocalEndpoint {
         class: Some(policy_id(3)),
         ingress_set: Some(policy_id(4)),
         egress_set: Some(policy_id(5)),
+        egress_rate: Some(byte_rate(1_250_000)),
+        ingress_rate: Some(byte_rate(125_000_000)),
     }
 }
 

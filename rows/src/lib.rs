@@ -31,6 +31,7 @@
 mod bouncer;
 #[cfg(any(test, feature = "builders"))]
 pub mod builders;
+mod byte_rate;
 mod class;
 mod direct;
 mod droplet;
@@ -52,6 +53,7 @@ mod vpc;
 use thuban_proto::transit as proto;
 
 pub use bouncer::Bouncer;
+pub use byte_rate::ByteRate;
 pub use class::{Class, NamedPort};
 pub use direct::Direct;
 pub use droplet::{Droplet, Underlay};

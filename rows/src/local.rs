@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 use thuban_proto::transit::LocalRow;
 
+use crate::byte_rate::ByteRate;
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow, invalid};
 use crate::policy_id::PolicyId;
@@ -55,6 +56,12 @@ pub struct LocalEndpoint {
     /// What applies to packets from it.
     #[serde(default)]
     pub egress_set: Option<PolicyId>,
+    /// How much the endpoint may send; none: no limit.
+    #[serde(default)]
+    pub egress_rate: Option<ByteRate>,
+    /// How much the endpoint may receive; none: no limit.
+    #[serde(default)]
+    pub ingress_rate: Option<ByteRate>,
 }
 
 impl LocalEndpoint {
@@ -119,6 +126,8 @@ impl TryFrom<LocalRow> for LocalEndpoint {
             class: PolicyId::read_option(row.class)?,
             ingress_set: PolicyId::read_option(row.ingress_set)?,
             egress_set: PolicyId::read_option(row.egress_set)?,
+            egress_rate: ByteRate::read_option(row.egress_rate, "local.egress_rate")?,
+            ingress_rate: ByteRate::read_option(row.ingress_rate, "local.ingress_rate")?,
         })
     }
 }
@@ -149,6 +158,8 @@ impl From<&LocalEndpoint> for LocalRow {
             class: PolicyId::number(row.class),
             ingress_set: PolicyId::number(row.ingress_set),
             egress_set: PolicyId::number(row.egress_set),
+            egress_rate: ByteRate::number(row.egress_rate),
+            ingress_rate: ByteRate::number(row.ingress_rate),
         }
     }
 }
@@ -208,6 +219,8 @@ mod tests {
         refused(&|row| row.network = 0, "network");
         refused(&|row| row.class = 1 << 24, "id");
         refused(&|row| row.egress_set = 1 << 24, "id");
+        refused(&|row| row.egress_rate = 124, "local.egress_rate");
+        refused(&|row| row.ingress_rate = u64::MAX, "local.ingress_rate");
     }
 
     #[test]
@@ -226,6 +239,7 @@ mod tests {
             (read.class, read.ingress_set, read.egress_set),
             (None, None, None)
         );
+        assert_eq!((read.egress_rate, read.ingress_rate), (None, None));
         let again = serde_json::to_string(&read).unwrap();
         assert!(
             again.contains(r#""moved_from":[172,16,0,1]"#) && again.contains(r#""vni":7,"#),

@@ -59,7 +59,8 @@ use crate::state::State;
 use crate::state::policies::Policies;
 use crate::tasks::{
     dns_views, expire_connections, expire_policies, follow_routes, health_checks, host_endpoint, limit_pods,
-    node_port_lease, probe_members, reclaim, register, report_loads, restore_rules, subscribe, watch_uplink,
+    node_port_lease, probe_members, reclaim, register, report_loads, restore_rules, shape_pods, subscribe,
+    watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -154,6 +155,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(reclaim::run(Arc::clone(&node)));
     tokio::spawn(restore_rules::run(Arc::clone(&node)));
     tokio::spawn(limit_pods::run(Arc::clone(&node)));
+    tokio::spawn(shape_pods::run(Arc::clone(&node)));
     tokio::spawn(follow_routes::run(Arc::clone(&node)));
     tokio::spawn(node_port_lease::run(Arc::clone(&node)));
     tokio::spawn(probe_members::run(Arc::clone(&node), probes));

@@ -22,6 +22,7 @@ pub mod program;
 pub mod rejection;
 pub mod rules;
 pub mod settings;
+pub mod shaped;
 pub mod state;
 pub mod tasks;
 pub mod trace;

@@ -21,6 +21,7 @@ use crate::endpoints::Endpoints;
 use crate::netfilter::Netfilter;
 use crate::netlink::uplink::Uplink;
 use crate::settings::RunSettings;
+use crate::shaped::Shaped;
 use crate::state::State;
 
 /// Bytes that encapsulation takes from the underlay's MTU.
@@ -38,6 +39,7 @@ pub struct Node {
     pub endpoints: Endpoints,
     pub askers: Arc<Askers>,
     pub contact: Contact,
+    pub shaped: Shaped,
     /// Notified when attachments come and go.
     pub attached: Notify,
     state: Mutex<State>,
@@ -93,6 +95,7 @@ impl Node {
             endpoints,
             askers,
             contact,
+            shaped: Shaped::default(),
             attached: Notify::new(),
             state: Mutex::new(state),
             services: Mutex::new(services),

@@ -9,7 +9,7 @@ use thuban_common::{
         ipv4::Ipv4Header,
         ipv6::Ipv6Header,
     },
-    tables::{ATTACHMENT_HOST, GATEWAY_MAC, LocalEntry, TransitMetadata},
+    tables::{ATTACHMENT_HOST, ATTACHMENT_SHAPED, GATEWAY_MAC, LocalEntry, TransitMetadata},
 };
 
 use crate::{
@@ -101,10 +101,10 @@ pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &m
         observed.read(frame);
         service::restore(frame, metadata.ifindex, metadata.vni, &observed.packet)?;
     }
-    let verdict = if flags & ATTACHMENT_HOST == 0 {
+    let verdict = if flags & (ATTACHMENT_HOST | ATTACHMENT_SHAPED) == 0 {
         frame.to_peer(metadata.ifindex)
     } else {
-        frame.to_host(metadata.ifindex)
+        frame.out_by(metadata.ifindex)
     };
     Ok((verdict, Some(Counter::Delivered)))
 }

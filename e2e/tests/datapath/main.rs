@@ -3,6 +3,7 @@
 mod forger;
 mod forwarders;
 mod isolation;
+mod limits;
 mod moves;
 mod offloads;
 mod paths;

@@ -31,6 +31,19 @@ fn sent(to: std::net::Ipv4Addr, vni: u32, counter: Counter) -> Expect {
 }
 
 #[test]
+fn xdp_leaves_endpoints_with_a_limit_to_tc() -> Result<()> {
+    fixture::run(
+        &mut World::new()?,
+        &[fixture(
+            "same droplet, an endpoint with a limit of what it receives",
+            TENANT,
+            packet(TENANT, ip(10, 0, 1, 16)).bytes(),
+            Expect::LocalAtTc { mac: LOCAL_MAC },
+        )],
+    )
+}
+
+#[test]
 fn packets_find_their_way() -> Result<()> {
     let mut marked = packet(TENANT, ip(10, 0, 1, 50));
     marked.traffic_class = 0xbb;

@@ -9,8 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use thuban_common::{
     policy::{STAMP_GUARDED, Stamp},
     tables::{
-        LOCAL_TAKES_XDP, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE,
-        VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
+        LOCAL_SHAPED, LOCAL_TAKES_XDP, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED,
+        SUBNET_PRIVATE, VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
     },
 };
 
@@ -116,13 +116,15 @@ pub const INTERFACES: u8 = 8;
 pub const LOCAL_MAC: [u8; 6] = [2, 0, 0, 0, 0, 12];
 
 /// Further endpoints of this droplet, of network 1 behind the interface of [`BOUNCED`]: VNI, address, flags.
-pub const LOCALS: [(u32, IpAddr, u16); 6] = [
+pub const LOCALS: [(u32, IpAddr, u16); 8] = [
     (100, v4(10, 0, 1, 12), LOCAL_TAKES_XDP),
     (100, v4(10, 0, 1, 13), LOCAL_TAKES_XDP),
     (100, v4(10, 0, 1, 15), 0),
+    (100, v4(10, 0, 1, 16), LOCAL_SHAPED),
     (100, v6(0, 1, 0x12), LOCAL_TAKES_XDP),
     (100, v6(0, 1, 0x13), LOCAL_TAKES_XDP),
     (100, v6(0, 1, 0x15), 0),
+    (100, v6(0, 1, 0x16), LOCAL_SHAPED),
 ];
 
 /// Rows that name a droplet: row, VNI, address, droplet.

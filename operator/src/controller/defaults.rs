@@ -34,6 +34,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         bouncers: DEFAULT_ROLES,
         autoscale: None,
         egress: None,
+        bandwidth: None,
         allowed_namespaces: None,
         allow_static_ips: false,
     };

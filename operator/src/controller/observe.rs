@@ -16,7 +16,7 @@ use crate::controller::cache::last_seen::{DefaultNetwork, Entrance};
 use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::droplet::{address_in_force, node_address6};
-use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint, sync_profile};
+use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint, sync_pod};
 use crate::controller::ranges::is_settled;
 use crate::controller::role::kind::Role;
 use crate::controller::role::placement::{ZONE, crowded_by};
@@ -28,6 +28,7 @@ use crate::controller::wake::{
 };
 use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
+use crate::model::bandwidth::Limits;
 use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
 use crate::model::policy;
@@ -49,12 +50,13 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
     }
     triggers.endpoint(&(namespace.clone(), pod.endpoint_name()));
     if is_there {
-        sync_profile(pod, context);
+        sync_pod(pod, context);
         triggers.pod(&namespace, &name);
     } else {
         let uid = pod.uid().unwrap_or_default();
         context.reservations.forget(&uid);
         denial::forget(pod, context);
+        context.last_seen.remarks.forget(&uid);
         for told in [
             Timed::EndpointMissing,
             Timed::AnnotationUnread,
@@ -270,7 +272,11 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
                 vpc: network.spec.vpc.clone(),
             };
             let was = context.last_seen.networks.replace(&name, now.clone());
-            if was.as_ref().is_some_and(|was| was.allowed != now.allowed) {
+            let limits = Limits::of(&network.spec);
+            let old_limits = context.last_seen.limits.replace(&name, limits);
+            if was.as_ref().is_some_and(|was| was.allowed != now.allowed)
+                || old_limits.is_some_and(|old| old != limits)
+            {
                 wake_where(context, |endpoint| endpoint.spec.network == name);
             }
             context.index.network(&network.spec.vpc, &name, true);
@@ -283,6 +289,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
                 id,
                 cidrs: in_force(network).to_vec(),
                 private: network.spec.egress == Some(false),
+                limits,
             });
             context.hub.update(|world| {
                 let is_wanted = !is_leaving || world.is_in_use(&name);
@@ -295,6 +302,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             context.waits.end(&**network);
             let name = network.name_any();
             context.last_seen.networks.forget(&name);
+            context.last_seen.limits.forget(&name);
             sync_namespaces(context, std::slice::from_ref(&name));
             context.index.network(&network.spec.vpc, &name, false);
             context.hub.update(|world| world.set_network(&name, None));

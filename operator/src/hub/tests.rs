@@ -20,6 +20,7 @@ use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use super::{Barrier, Hub, Missing, Report, Triggers, Waiter};
+use crate::model::bandwidth::{Bandwidth, Limits};
 use crate::model::rows::Key;
 use crate::model::world::{self, EndpointName, Membership, Role, RoleKind};
 
@@ -74,6 +75,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 id: network_id(1),
                 cidrs,
                 private: false,
+                limits: Limits::default(),
             }),
         );
         world.set_role(
@@ -111,6 +113,7 @@ fn endpoint() -> world::Endpoint {
             uid: "u1".into(),
         },
         profile: None,
+        asked: Bandwidth::default(),
         is_host: false,
         membership: Membership::Member(world::Address {
             address: ADDRESS,

@@ -195,6 +195,7 @@ mod tests {
             let spec = NetworkSpec {
                 autoscale: None,
                 egress: None,
+                bandwidth: None,
                 vpc: "red".into(),
                 cidrs: vec![],
                 bouncers: 1,

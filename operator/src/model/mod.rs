@@ -5,6 +5,7 @@ pub mod admission;
 pub mod allocation;
 pub mod asked;
 pub mod backends;
+pub mod bandwidth;
 pub mod cached;
 pub mod droplet;
 pub mod endpoint;

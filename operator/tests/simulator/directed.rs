@@ -7,6 +7,7 @@
 mod announced;
 mod late;
 
+mod bandwidth;
 mod denied;
 mod forged;
 mod full;

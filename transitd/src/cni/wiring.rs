@@ -20,7 +20,7 @@ use crate::dataplane::tables::TableKey;
 use crate::netfilter::conntrack;
 use crate::netlink::host_end::HOST_END;
 use crate::netlink::veth::{self, VethPlan};
-use crate::netlink::{self, aside, host, namespace, pod, sysctl};
+use crate::netlink::{self, aside, host, namespace, pod, shaper, sysctl};
 use crate::node::Node;
 use crate::settings::AgentHook;
 
@@ -152,7 +152,7 @@ async fn finish(
             links.ensure(Hook::AgentXdp, &plan.host_interface)?;
         }
     }
-    {
+    let rates = {
         let mut state = node.state();
         state
             .attachments
@@ -167,7 +167,9 @@ async fn finish(
             return Err(AttachmentError::Changed { namespace, name });
         }
         node.askers.publish(state.askers());
-    }
+        // From here on the attachment is seen by the task that follows changes of the rates.
+        state.rates(attachment).unwrap_or_default()
+    };
     node.askers.keep();
     node.attached.notify_one();
     if attachment.is_host() {
@@ -175,6 +177,10 @@ async fn finish(
         netlink::set_up(netlink, attachment.host_ifindex, &plan.host_interface).await?;
         node.state().send(report::change(attachment, false));
         return Ok(());
+    }
+    // Both ends are limited while they are down: the kernel would make changes of an end that is up wait.
+    if let Some(rate) = rates.ingress {
+        shaper::limit(netlink, (attachment.host_ifindex, &plan.host_interface), rate).await?;
     }
     veth::connect_host(netlink, plan, attachment.host_ifindex).await?;
     node.store.write(attachment)?;
@@ -185,10 +191,12 @@ async fn finish(
         gateway: attachment.gateway,
         address6: attachment.address6,
         agent_at_xdp,
+        egress_rate: rates.egress,
         proc_sys_net: proc_sys_net.clone(),
     };
     let path = std::path::PathBuf::from(&attachment.netns);
     namespace::run(pod_namespace, &path, async move || pod::setup(pod_plan).await).await?;
+    node.shaped.note(attachment.generation, rates);
     node.state().send(report::change(attachment, false));
     Ok(())
 }

@@ -4,8 +4,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
 use thuban_common::tables::{
-    Address, EndpointKey, LOCAL_HAS_POLICY, LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE,
-    VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
+    Address, EndpointKey, LOCAL_HAS_POLICY, LOCAL_SHAPED, LoadKey, Members, SUBNET_BOUNCER_HERE,
+    SUBNET_PRIVATE, VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
 };
 use thuban_rows::PolicyId;
 
@@ -52,7 +52,9 @@ fn entry_json(entry: &TableEntry) -> Value {
         }
         TableEntry::Local(e) => {
             let has_policy = e.flags & LOCAL_HAS_POLICY != 0;
-            json!({"ifindex": e.ifindex, "mac": mac_text(e.mac), "has_policy": has_policy})
+            let shaped = e.flags & LOCAL_SHAPED != 0;
+            let mac = mac_text(e.mac);
+            json!({"ifindex": e.ifindex, "mac": mac, "has_policy": has_policy, "shaped": shaped})
         }
         TableEntry::Remote(droplet) => json!({"droplet": Ipv4Addr::from(*droplet).to_string()}),
         TableEntry::Subnet(e) => json!({
@@ -105,7 +107,7 @@ fn text(address: &Address) -> String {
 
 #[cfg(test)]
 mod tests {
-    use thuban_common::tables::{MAX_MEMBERS, SubnetEntry, VpcEntry};
+    use thuban_common::tables::{LocalEntry, MAX_MEMBERS, SubnetEntry, VpcEntry};
 
     use super::*;
 
@@ -136,6 +138,23 @@ mod tests {
                 bouncers: NOBODY,
             };
             assert_eq!(set(&key, TableEntry::Subnet(entry)), [name]);
+        }
+    }
+
+    #[test]
+    fn each_flag_of_an_endpoint_is_shown_by_its_name() {
+        let key = EndpointKey {
+            vni: 7,
+            address: [0; 16],
+        };
+        for (flags, name) in [(LOCAL_HAS_POLICY, "has_policy"), (LOCAL_SHAPED, "shaped")] {
+            let entry = LocalEntry {
+                vni: 7,
+                ifindex: 9,
+                mac: [2; 6],
+                flags,
+            };
+            assert_eq!(set(&TableKey::Local(key), TableEntry::Local(entry)), [name]);
         }
     }
 

@@ -10,6 +10,7 @@ pub mod namespace;
 pub mod observe;
 pub mod on_link;
 pub mod pod;
+pub mod shaper;
 pub mod sysctl;
 pub mod uplink;
 pub mod veth;

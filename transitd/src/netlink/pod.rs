@@ -9,14 +9,15 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use ipnet::Ipv6Net;
-use netlink_packet_route::link::LinkFlags;
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
 use netlink_packet_route::route::RouteScope;
 use rtnetlink::{Handle, RouteMessageBuilder};
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
+use thuban_rows::ByteRate;
 
 use super::{
-    NetlinkError, add_neighbour, connect, ethtool, failed, find_link, set_up_with, sysctl, tolerate_exists,
-    veth,
+    NetlinkError, add_neighbour, connect, ethtool, failed, find_link, set_up_with, shaper, sysctl,
+    tolerate_exists, veth,
 };
 
 /// Offloads that decapsulation by `bpf_skb_adjust_room` cannot restore on the receiving side.
@@ -45,6 +46,8 @@ pub struct PodPlan {
     /// The IPv6 address with the length of its network's prefix.
     pub address6: Option<Ipv6Net>,
     pub agent_at_xdp: bool,
+    /// How much the pod may send; none: no limit.
+    pub egress_rate: Option<ByteRate>,
     /// A writable /proc/sys/net.
     pub proc_sys_net: PathBuf,
 }
@@ -61,6 +64,9 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         .await?
         .ok_or_else(|| NetlinkError::NoInterface(name.clone()))?;
     let index = link.header.index;
+    if let Some(rate) = plan.egress_rate {
+        shaper::limit(&handle, (index, name), rate).await?;
+    }
     if plan.address6.is_some() {
         sysctl::enable_ipv6_in_pod(&plan.proc_sys_net, name)?;
     }
@@ -93,6 +99,16 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         Some(address) => setup_ipv6(&handle, (index, name), address).await,
         None => Ok(()),
     }
+}
+
+/// Makes a running pod's limit this one. `peer`: the host's end, by which the pod's end is known: whoever has rights on
+/// the pod's network may have given the name to another interface. Runs in the pod's namespace.
+pub async fn shape(interface: &str, peer: u32, rate: Option<ByteRate>) -> Result<(), NetlinkError> {
+    let handle = connect()?;
+    let is_peer = |link: &LinkMessage| link.attributes.contains(&LinkAttribute::Link(peer));
+    let link = find_link(&handle, interface).await?.filter(is_peer);
+    let link = link.ok_or_else(|| NetlinkError::NoInterface(interface.to_owned()))?;
+    shaper::set(&handle, (link.header.index, interface), rate).await
 }
 
 /// Sets up IPv6 once the interface is up: the kernel accepts no IPv6 routes before.

@@ -6,7 +6,8 @@
 use std::collections::BTreeSet;
 
 use thuban_common::tables::{
-    ATTACHMENT_HOST, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST, LOCAL_TAKES_XDP, LocalEntry,
+    ATTACHMENT_HOST, ATTACHMENT_SHAPED, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST,
+    LOCAL_SHAPED, LOCAL_TAKES_XDP, LocalEntry,
 };
 use thuban_rows::{LocalEndpoint, PolicyId};
 
@@ -67,10 +68,14 @@ impl State {
             TableKey::Attachment(attachment.host_ifindex),
             TableEntry::Attachment(entry),
         )?;
-        let kind = match (attachment.is_host(), attachment.takes_xdp) {
-            (true, _) => LOCAL_HOST,
-            (false, true) => LOCAL_TAKES_XDP,
-            (false, false) => 0,
+        let kind = if attachment.is_host() {
+            LOCAL_HOST
+        } else if endpoint.ingress_rate.is_some() {
+            LOCAL_SHAPED
+        } else if attachment.takes_xdp {
+            LOCAL_TAKES_XDP
+        } else {
+            0
         };
         let policy = match [entry.ingress_set, entry.egress_set] {
             [0, 0] => 0,
@@ -141,7 +146,13 @@ fn attachment_entry(attachment: &Attachment, endpoint: &LocalEndpoint) -> Attach
         address: attachment.key().address,
         network: attachment.network,
         mac: attachment.mac,
-        flags: if attachment.is_host() { ATTACHMENT_HOST } else { 0 },
+        flags: if attachment.is_host() {
+            ATTACHMENT_HOST
+        } else if endpoint.ingress_rate.is_some() {
+            ATTACHMENT_SHAPED
+        } else {
+            0
+        },
         class: number(endpoint.class),
         ingress_set: number(endpoint.ingress_set),
         egress_set: number(endpoint.egress_set),

@@ -16,5 +16,6 @@ pub mod reclaim;
 pub mod register;
 pub mod report_loads;
 pub mod restore_rules;
+pub mod shape_pods;
 pub mod subscribe;
 pub mod watch_uplink;

@@ -8,6 +8,7 @@
 mod affinity;
 mod attach;
 mod away;
+mod bandwidth;
 mod check;
 mod churn;
 mod clock;

@@ -424,8 +424,13 @@ pub const LOCAL_TAKES_XDP: u16 = 1;
 pub const LOCAL_HOST: u16 = 2;
 /// [`LocalEntry::flags`]: the endpoint's attachment has an ingress or an egress set.
 pub const LOCAL_HAS_POLICY: u16 = 4;
+/// [`LocalEntry::flags`]: what the endpoint receives is limited. The limit is at the host's end of the veth, so frames
+/// go out by that end. The flags have no [`LOCAL_TAKES_XDP`] then.
+pub const LOCAL_SHAPED: u16 = 8;
 /// [`AttachmentEntry::flags`]: the endpoint is the node itself, as with [`LOCAL_HOST`].
 pub const ATTACHMENT_HOST: u16 = 1;
+/// [`AttachmentEntry::flags`]: what the endpoint receives is limited, as with [`LOCAL_SHAPED`].
+pub const ATTACHMENT_SHAPED: u16 = 2;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
 /// [`SubnetEntry::flags`]: the range has addresses of services, which no endpoint has; `network` is 0.

@@ -22,8 +22,8 @@ use thuban_common::{
     counters::Counter,
     packet::{Header, ethernet::LENGTH, ipv4, ipv6},
     tables::{
-        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LOCAL_HOST, LocalEntry, TRANSIT_MAGIC,
-        TransitMetadata,
+        ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LOCAL_HOST, LOCAL_SHAPED, LocalEntry,
+        TRANSIT_MAGIC, TransitMetadata,
     },
 };
 
@@ -114,10 +114,11 @@ impl TcFrame {
         }
     }
 
-    /// Gives a frame to the node's own end of a veth. It goes out by the other end, because the kernel accepts no
-    /// redirect to a peer of the same network namespace.
+    /// Sends a frame out by the host's end of a veth. It passes that end's queueing discipline, which a redirect to the
+    /// peer doesn't. The node's own end is reached by this way alone: the kernel accepts no redirect to a peer of the
+    /// same network namespace.
     #[inline(always)]
-    pub fn to_host(&mut self, interface: u32) -> Verdict {
+    pub fn out_by(&mut self, interface: u32) -> Verdict {
         // SAFETY: helper without pointers.
         unsafe { bpf_redirect(interface, 0) as Verdict }
     }
@@ -258,10 +259,10 @@ impl Frame for TcFrame {
 
     #[inline(always)]
     fn deliver(&mut self, local: &LocalEntry) -> Verdict {
-        if local.flags & LOCAL_HOST == 0 {
+        if local.flags & (LOCAL_HOST | LOCAL_SHAPED) == 0 {
             self.to_peer(local.ifindex)
         } else {
-            self.to_host(local.ifindex)
+            self.out_by(local.ifindex)
         }
     }
 

@@ -135,6 +135,26 @@ fn networks() -> Vec<Case> {
             ),
             "spec.autoscale.maxBouncers must be at least spec.bouncers, the least number: raise it, or lower spec.bouncers",
         ),
+        Case(
+            network("bandwidth", json!({"defaultEgress": "10 Mbit"})),
+            "spec.bandwidth.defaultEgress",
+        ),
+        Case(
+            network("bandwidth", json!({"maxIngress": "999"})),
+            "expected a quantity of bits per second between 1k and 1P, such as 100M",
+        ),
+        Case(
+            network("bandwidth", json!({"maxEgress": "2P"})),
+            "spec.bandwidth.maxEgress",
+        ),
+        Case(
+            network("bandwidth", json!({"defaultEgress": "10M", "maxEgress": "9M"})),
+            "spec.bandwidth.defaultEgress must be at most spec.bandwidth.maxEgress",
+        ),
+        Case(
+            network("bandwidth", json!({"defaultIngress": "1.1G", "maxIngress": "1G"})),
+            "spec.bandwidth.defaultIngress must be at most spec.bandwidth.maxIngress",
+        ),
         Case(network("allowStaticIPs", json!("yes")), "spec.allowStaticIPs"),
     ]
 }

@@ -6,6 +6,8 @@ use std::sync::{Mutex, PoisonError};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use thuban_api::{Network, Phase};
 
+use crate::model::bandwidth::{Limits, Remark};
+
 /// The last seen value of each object, by the object's name.
 #[derive(Debug)]
 pub struct Sights<V>(Mutex<HashMap<String, V>>);
@@ -61,4 +63,8 @@ pub struct LastSeen {
     pub vpcs: Sights<Option<LabelSelector>>,
     pub networks: Sights<Entrance>,
     pub default_network: Sights<DefaultNetwork>,
+    /// The limits of networks' pods.
+    pub limits: Sights<Limits>,
+    /// What was told of pods' bandwidth, by the pod's UID.
+    pub remarks: Sights<Vec<Remark>>,
 }

@@ -6,13 +6,19 @@
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use thuban_api::{EGRESS_BANDWIDTH_ANNOTATION, INGRESS_BANDWIDTH_ANNOTATION};
 
 use crate::controller::runtime::objects::Object;
 use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::service::{EndpointSlice, LEFT_ALONE, SERVICE_LABEL, Service};
 
-/// Prefixes of the annotations that the operator reads: its own, and those of static pods.
-const ANNOTATIONS: [&str; 2] = ["thuban.dev/", "kubernetes.io/config."];
+/// Prefixes of the annotations that the operator reads: its own, those of static pods, and those of bandwidth.
+const ANNOTATIONS: [&str; 4] = [
+    "thuban.dev/",
+    "kubernetes.io/config.",
+    EGRESS_BANDWIDTH_ANNOTATION,
+    INGRESS_BANDWIDTH_ANNOTATION,
+];
 
 pub fn any<K: Object>(object: &mut K) {
     object.meta_mut().managed_fields = None;
@@ -99,6 +105,7 @@ mod tests {
                 "deletionTimestamp": "2026-01-01T00:00:00Z", "labels": {"app": "web"},
                 "annotations": {
                     "thuban.dev/ip": "10.0.1.5", "kubernetes.io/config.mirror": "0123456789abcdef0123456789abcdef",
+                    "kubernetes.io/egress-bandwidth": "10M", "kubernetes.io/ingress-bandwidth": "20M",
                     "example.org/long": "x",
                 },
                 "managedFields": [{"manager": "kubelet"}],
@@ -121,7 +128,12 @@ mod tests {
         let annotations = trimmed.metadata.annotations.unwrap();
         assert_eq!(
             annotations.into_keys().collect::<Vec<_>>(),
-            ["kubernetes.io/config.mirror", "thuban.dev/ip"]
+            [
+                "kubernetes.io/config.mirror",
+                "kubernetes.io/egress-bandwidth",
+                "kubernetes.io/ingress-bandwidth",
+                "thuban.dev/ip"
+            ]
         );
         assert!(trimmed.metadata.labels.is_none() && trimmed.metadata.managed_fields.is_none());
         assert_eq!(trimmed.profile.unwrap().labels["app"], "web");

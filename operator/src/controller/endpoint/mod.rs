@@ -5,6 +5,7 @@
 
 mod allocate;
 pub mod attach;
+mod bandwidth;
 pub mod host;
 pub mod pod;
 mod provision;
@@ -52,6 +53,7 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
         return allocate(endpoint, &endpoints, context).await;
     }
     status::tell_too_many_rules(endpoint, context);
+    bandwidth::tell(endpoint, context);
     let status = endpoint.status.clone().unwrap_or_default();
     let has_moved = status.previous_droplet.is_none();
     match status.phase {

@@ -151,10 +151,6 @@ async fn create_endpoint(
                 addresses = endpoint.spec.claimed.join(", "),
                 "endpoint created"
             );
-            if let Some(annotation) = shaping(pod) {
-                let note = format!("annotation {annotation} has no effect: Thuban does not limit bandwidth");
-                context.events.event(pod, true, "BandwidthNotShaped", &note);
-            }
         }
         Err(error) if error.is_conflict() => {}
         // A rule of the kind that an annotation breaks denies it too: a name that is too long, or an address in an
@@ -215,17 +211,6 @@ async fn claim(
     }
 }
 
-/// Returns the annotation by which a pod asks for a bandwidth limit. The bandwidth plugin reads the annotation and
-/// shapes at a veth that packets between pods bypass.
-fn shaping(pod: &Pod) -> Option<&'static str> {
-    [
-        "kubernetes.io/ingress-bandwidth",
-        "kubernetes.io/egress-bandwidth",
-    ]
-    .into_iter()
-    .find(|annotation| pod.annotations().contains_key(*annotation))
-}
-
 /// The values that a pod asks for by annotations.
 struct Asked {
     /// The requested addresses, at most one of each family.
@@ -249,26 +234,7 @@ impl Asked {
 mod tests {
     use serde_json::json;
 
-    use super::{Asked, Pod, shaping};
-
-    #[test]
-    fn a_limit_of_bandwidth_is_seen_in_either_direction() {
-        for (annotations, found) in [
-            (json!({}), None),
-            (json!({"kubernetes.io/other": "10M"}), None),
-            (
-                json!({"kubernetes.io/ingress-bandwidth": "10M"}),
-                Some("kubernetes.io/ingress-bandwidth"),
-            ),
-            (
-                json!({"kubernetes.io/egress-bandwidth": "10M"}),
-                Some("kubernetes.io/egress-bandwidth"),
-            ),
-        ] {
-            let pod: Pod = serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
-            assert_eq!(shaping(&pod), found);
-        }
-    }
+    use super::{Asked, Pod};
 
     #[test]
     fn annotations_allow_one_ip_per_family_and_a_unicast_mac() {

@@ -16,6 +16,7 @@ use crate::controller::endpoint::status::fill;
 use crate::controller::runtime::objects::WriteError;
 use crate::controller::wake::wake_service;
 use crate::model::allocation::{Owner, addresses_of, ip_claim_name, is_confirmed};
+use crate::model::bandwidth::Bandwidth;
 use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid, name_of, pod_of};
 use crate::model::policy::Profile;
@@ -45,15 +46,17 @@ pub fn remove_endpoint(name: &EndpointName, context: &Context) {
     wake_services(&name.0, changed, context);
 }
 
-/// Brings the world up to date with what policies see of a pod that has one of the endpoints.
-pub fn sync_profile(pod: &Pod, context: &Context) {
+/// Brings the world up to date with a pod that has one of the endpoints: what policies see of it, and the bandwidth
+/// that it asks for.
+pub fn sync_pod(pod: &Pod, context: &Context) {
     let namespace = pod.namespace().unwrap_or_default();
     let named = pod.annotations().get(ENDPOINT_ANNOTATION).cloned();
     for endpoint in named.into_iter().chain([pod.endpoint_name()]) {
         let name = (namespace.clone(), endpoint);
         let is_new = context.hub.read(|world| {
             let known = world.endpoint(&name);
-            known.is_some_and(|known| known.profile != pod.profile)
+            let asked = Bandwidth::asked(pod.annotations());
+            known.is_some_and(|known| known.profile != pod.profile || known.asked != asked)
         });
         let known = ObjectRef::<Endpoint>::new(&name.1).within(&namespace);
         if let Some(endpoint) = context.stores.endpoints.get(&known).filter(|_| is_new) {
@@ -68,16 +71,33 @@ fn profile_of(
     known: Option<&world::Endpoint>,
     context: &Context,
 ) -> Option<Arc<Profile>> {
+    match holder(endpoint, context) {
+        Some(pod) => pod.profile.clone(),
+        None => known_holder(endpoint, known)?.profile.clone(),
+    }
+}
+
+/// Returns the bandwidth that the pod of an endpoint asks for. A pod that is gone keeps what it had.
+fn asked_by(endpoint: &Endpoint, known: Option<&world::Endpoint>, context: &Context) -> Bandwidth {
+    match holder(endpoint, context) {
+        Some(pod) => Bandwidth::asked(pod.annotations()),
+        None => known_holder(endpoint, known).map_or_else(Bandwidth::default, |known| known.asked),
+    }
+}
+
+/// Returns the pod that has an endpoint, while it is there.
+pub fn holder(endpoint: &Endpoint, context: &Context) -> Option<Arc<Pod>> {
     let reference = pod_of(endpoint)?;
     let namespace = endpoint.namespace().unwrap_or_default();
     let pod = ObjectRef::<Pod>::new(&reference.name).within(&namespace);
     let pod = context.stores.pods.get(&pod);
-    let pod = pod.filter(|pod| pod.metadata.uid.as_ref() == Some(&reference.uid));
-    if let Some(pod) = pod {
-        return pod.profile.clone();
-    }
-    let known = known.filter(|known| known.pod.uid == reference.cni_uid)?;
-    known.profile.clone()
+    pod.filter(|pod| pod.metadata.uid.as_ref() == Some(&reference.uid))
+}
+
+/// Returns what the world knows of an endpoint, if its pod had it then.
+fn known_holder<'a>(endpoint: &Endpoint, known: Option<&'a world::Endpoint>) -> Option<&'a world::Endpoint> {
+    let reference = pod_of(endpoint)?;
+    known.filter(|known| known.pod.uid == reference.cni_uid)
 }
 
 /// Sets an endpoint in the world. Returns the addresses that have, or had, another holder, or have one elsewhere.
@@ -206,6 +226,7 @@ fn world_endpoint(
             uid: holder_uid(endpoint),
         },
         profile: profile_of(endpoint, known, context),
+        asked: asked_by(endpoint, known, context),
         is_host,
         membership: membership.or(refused).unwrap_or(Membership::Waiting),
         ready: status.phase == Phase::Provisioned,

@@ -89,6 +89,7 @@ fn two_vpcs() -> Hub {
             id: network_id(2),
             cidrs,
             private: false,
+            limits: Limits::default(),
         };
         world.set_network("shop", Some(network));
     });

@@ -4,13 +4,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use ipnet::Ipv6Net;
+use thuban_api::BitRate;
 use thuban_rows::{
-    Bouncer, Direct, Forward, LocalEndpoint, MAX_MEMBERS, Members, Network, Refused, Row,
+    Bouncer, ByteRate, Direct, Forward, LocalEndpoint, MAX_MEMBERS, Members, Network, Refused, Row,
     Service as ServiceRow, Underlay, Vpc as VpcRow,
 };
 
 use super::roles::Roles;
 use super::{EndpointName, Membership, Owner, Rows, Vpc, World};
+use crate::model::bandwidth::Bandwidth;
 use crate::model::policy::Assignment;
 use crate::model::rows::{Key, PackedRow, ranges};
 
@@ -160,6 +162,12 @@ impl World {
             ingress,
             egress,
         } = self.assignment(name);
+        let bandwidth = if endpoint.is_host {
+            Bandwidth::default()
+        } else {
+            network.limits.apply(endpoint.asked)
+        };
+        let rate = |rate: Option<BitRate>| rate.and_then(|rate| ByteRate::new(rate.bytes_per_second()));
         let local = Row::Local(LocalEndpoint {
             vni,
             address: member.address,
@@ -184,6 +192,8 @@ impl World {
             class,
             ingress_set: ingress,
             egress_set: egress,
+            egress_rate: rate(bandwidth.egress),
+            ingress_rate: rate(bandwidth.ingress),
         });
         let mut rows = Rows::from([at(&endpoint.droplet, &local)]);
         let bouncers = self.bouncers.holders(&endpoint.network);

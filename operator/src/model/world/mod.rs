@@ -16,6 +16,7 @@ use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 use thuban_proto::transit::row;
 use thuban_rows::{PolicyId, Row};
 
+use super::bandwidth::{Bandwidth, Limits};
 use super::policy::Profile;
 use super::rows::{self, Key, PackedRow};
 use super::sorted_set::SortedSet;
@@ -44,6 +45,8 @@ pub struct Network {
     pub cidrs: Vec<String>,
     /// Its pods don't reach outside, whatever the VPC says.
     pub private: bool,
+    /// The limits of its pods' bandwidth.
+    pub limits: Limits,
 }
 
 /// (namespace, name).
@@ -95,6 +98,8 @@ pub struct Endpoint {
     pub pod: Pod,
     /// What network policy sees of the pod; none: the pod has not been seen, or there is none.
     pub profile: Option<Arc<Profile>>,
+    /// The bandwidth that the pod asks for.
+    pub asked: Bandwidth,
     /// The endpoint is its droplet's own.
     pub is_host: bool,
     pub membership: Membership,

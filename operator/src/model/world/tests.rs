@@ -9,7 +9,8 @@ use thuban_rows::Row;
 use thuban_rows::builders::{network_id, vni};
 
 use super::{
-    Address, Delta, Endpoint, Key, Membership, Network, PackedRow, Pod, Role, RoleId, RoleKind, Vpc, World,
+    Address, Bandwidth, Delta, Endpoint, Key, Limits, Membership, Network, PackedRow, Pod, Role, RoleId,
+    RoleKind, Vpc, World,
 };
 use random::Random;
 
@@ -46,6 +47,7 @@ pub(super) fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
             uid: format!("u{host}"),
         },
         profile: None,
+        asked: Bandwidth::default(),
         is_host: false,
         membership: Membership::Member(Address {
             address,
@@ -74,6 +76,7 @@ pub(super) fn network(vpc: &str, id: u32) -> Network {
         id: network_id(id),
         cidrs: vec!["10.0.0.0/24".into()],
         private: false,
+        limits: Limits::default(),
     }
 }
 
@@ -332,6 +335,51 @@ fn a_network_becomes_private_on_all_its_droplets() {
         }
         assert_eq!(private(&world, "d3"), None);
     }
+}
+
+/// Returns limits with this default in both directions.
+fn limits(default: &str) -> Limits {
+    let spec = serde_json::json!({
+        "vpc": "red", "cidrs": [], "bandwidth": {"defaultEgress": default, "defaultIngress": default},
+    });
+    Limits::of(&serde_json::from_value(spec).unwrap())
+}
+
+#[test]
+fn what_limits_a_pod_is_in_its_local_row_alone() {
+    let mut world = small(4);
+    let name = ("ns".to_owned(), "e".to_owned());
+    let asking = |egress: Option<&str>, is_host| Endpoint {
+        asked: Bandwidth {
+            egress: egress.map(|rate| rate.parse().unwrap()),
+            ingress: None,
+        },
+        is_host,
+        ..endpoint("web", 2, 10)
+    };
+    let rates = |world: &mut World| {
+        let deltas = world.flush();
+        let rows: Vec<_> = deltas.values().flat_map(BTreeMap::keys).cloned().collect();
+        let key = Key::Local(vni(7), Ipv4Addr::new(10, 0, 0, 10).into());
+        match world.row("d2", &key).unwrap().unpack().row {
+            Some(row::Row::Local(row)) => ([row.egress_rate, row.ingress_rate], rows == [key]),
+            other => panic!("{other:?}"),
+        }
+    };
+    world.set_endpoint(&name, Some(asking(None, false)));
+    assert_eq!(rates(&mut world).0, [0, 0]);
+    world.set_endpoint(&name, Some(asking(Some("10M"), false)));
+    assert_eq!(rates(&mut world), ([1_250_000, 0], true));
+    let web = Network {
+        limits: limits("8M"),
+        ..network("red", 1)
+    };
+    world.set_network("web", Some(web));
+    assert_eq!(rates(&mut world), ([1_250_000, 1_000_000], true));
+    world.set_endpoint(&name, Some(asking(None, false)));
+    assert_eq!(rates(&mut world), ([1_000_000, 1_000_000], true));
+    world.set_endpoint(&name, Some(asking(Some("10M"), true)));
+    assert_eq!(rates(&mut world).0, [0, 0], "a node is not limited");
 }
 
 /// Applies the same objects to a new world at once.

@@ -6,7 +6,10 @@ use thuban_rows::builders::vni;
 
 use super::super::services::tests::{exposed, service};
 use super::super::{Network, Role, RoleId, Vpc, World};
-use super::{address6, bouncer, divider, droplet_address, dual, endpoint, network, vpc};
+use super::{address6, bouncer, divider, droplet_address, dual, endpoint, limits, network, vpc};
+
+/// Rates of pods.
+const RATES: [&str; 2] = ["1M", "1G"];
 
 /// xorshift: small, and its seed is printed.
 pub(super) struct Random(pub(super) u64);
@@ -45,6 +48,7 @@ impl Random {
     fn network(&mut self, number: u64) -> Network {
         Network {
             private: self.below(2) == 0,
+            limits: limits(RATES[self.below(2) as usize]),
             ..network(&format!("v{}", number % 2), 1 + number as u32)
         }
     }
@@ -144,6 +148,9 @@ impl Random {
         let make = if self.below(2) == 0 { endpoint } else { dual };
         let mut new = make(&format!("n{}", host % 5), self.below(5), host);
         new.previous = self.droplet();
+        new.asked.egress = RATES
+            .get(self.below(3) as usize)
+            .map(|rate| rate.parse().unwrap());
         if self.below(5) == 0 {
             new.droplet.clear();
         }

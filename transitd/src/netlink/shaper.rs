@@ -1,0 +1,194 @@
+//! The limit of bandwidth at one end of a veth: a token bucket (tbf) as its queueing discipline. Inside is `fq_codel`,
+//! where the kernel has it, so that flows share the limit and queues stay short; else a queue of bytes.
+//!
+//! Invariant: only a queueing discipline that this module made is removed, known by its handle.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use futures::StreamExt;
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcOption};
+use rtnetlink::Handle;
+use rtnetlink::packet_core::{
+    DefaultNla, NLM_F_ACK, NLM_F_CREATE, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+};
+use thuban_rows::ByteRate;
+use tracing::warn;
+
+use super::{NetlinkError, error_number, failed};
+
+/// The handle of the token bucket. Numbers from 0x8000 on are the kernel's own choice.
+const BUCKET: TcHandle = TcHandle {
+    major: 0x6081,
+    minor: 0,
+};
+/// The only class of the bucket, which the queue inside has as its parent.
+const CLASS: TcHandle = TcHandle {
+    major: 0x6081,
+    minor: 1,
+};
+const QUEUE: TcHandle = TcHandle {
+    major: 0x6082,
+    minor: 0,
+};
+
+/// TCA_TBF_PARMS, TCA_TBF_RATE64 and TCA_TBF_BURST of linux/pkt_sched.h.
+const PARAMETERS: u16 = 1;
+const RATE: u16 = 4;
+const BURST: u16 = 6;
+/// TC_LINKLAYER_ETHERNET of linux/pkt_sched.h.
+const ETHERNET: u8 = 1;
+
+/// The least burst: the largest frame that a pod sends in one piece (GSO).
+const MIN_BURST: u64 = 64 << 10;
+/// The burst beyond that: what the rate allows in 10 ms.
+const BURSTS_A_SECOND: u64 = 100;
+/// What may wait besides a burst: what the rate allows in 50 ms.
+const QUEUES_A_SECOND: u64 = 20;
+/// The largest burst: at this size no rate that a veth reaches is held up.
+const MAX_BURST: u64 = 256 << 20;
+/// The longest queue.
+const MAX_QUEUE: u64 = 1 << 30;
+
+/// Whether the log says that `fq_codel` can't be had. Each limit asks for it again: a pod with rights on its network may
+/// have caused the failure for itself.
+static IS_TOLD: AtomicBool = AtomicBool::new(false);
+
+/// Sizes of a token bucket, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Bucket {
+    /// A second.
+    rate: u64,
+    burst: u32,
+    /// The longest queue.
+    limit: u32,
+}
+
+impl Bucket {
+    fn of(rate: ByteRate) -> Self {
+        let rate = rate.get();
+        let burst = (MIN_BURST + rate / BURSTS_A_SECOND).min(MAX_BURST);
+        let limit = (burst + rate / QUEUES_A_SECOND).min(MAX_QUEUE);
+        Self {
+            rate,
+            burst: burst as u32,
+            limit: limit as u32,
+        }
+    }
+
+    /// Returns the options of the request. The kernel takes burst and rate from attributes of their own, because the
+    /// structure's fields are too small for high and low rates.
+    fn options(self) -> Vec<TcOption> {
+        // struct tc_tbf_qopt: two struct tc_ratespec, of which the second is no peak rate, and limit, buffer and mtu.
+        let mut parameters = vec![0; 36];
+        parameters[1] = ETHERNET;
+        parameters[8..12].copy_from_slice(&u32::try_from(self.rate).unwrap_or(u32::MAX).to_ne_bytes());
+        parameters[24..28].copy_from_slice(&self.limit.to_ne_bytes());
+        let option = |kind, value: &[u8]| TcOption::Other(DefaultNla::new(kind, value.to_vec()));
+        vec![
+            option(PARAMETERS, &parameters),
+            option(RATE, &self.rate.to_ne_bytes()),
+            option(BURST, &self.burst.to_ne_bytes()),
+        ]
+    }
+}
+
+/// Makes the limit of what goes out by a link this one; none: no limit. The link is its index and its name.
+pub async fn set(handle: &Handle, link: (u32, &str), rate: Option<ByteRate>) -> Result<(), NetlinkError> {
+    match rate {
+        Some(rate) => limit(handle, link, rate).await,
+        None => release(handle, link).await,
+    }
+}
+
+/// Limits what goes out by a link, or changes the limit.
+pub async fn limit(handle: &Handle, (index, name): (u32, &str), rate: ByteRate) -> Result<(), NetlinkError> {
+    let bucket = message(index, BUCKET, TcHandle::ROOT, "tbf", Bucket::of(rate).options());
+    let flags = NLM_F_CREATE | NLM_F_REPLACE;
+    let limited = request(handle, RouteNetlinkMessage::NewQueueDiscipline(bucket), flags).await;
+    limited.map_err(failed("limit (by the kernel's tbf) the bandwidth of", name))?;
+    let queue = message(index, QUEUE, CLASS, "fq_codel", vec![]);
+    let queued = request(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await;
+    if let Err(error) = queued
+        && !IS_TOLD.swap(true, Ordering::Relaxed)
+    {
+        warn!(
+            error = &error as &dyn std::error::Error,
+            "fq_codel can't be had: pods with a limit of bandwidth have a plain queue"
+        );
+    }
+    Ok(())
+}
+
+/// Removes the limit, if there is one.
+async fn release(handle: &Handle, (index, name): (u32, &str)) -> Result<(), NetlinkError> {
+    let mut bucket = TcMessage::with_index(index.cast_signed());
+    (bucket.header.handle, bucket.header.parent) = (BUCKET, TcHandle::ROOT);
+    match request(handle, RouteNetlinkMessage::DelQueueDiscipline(bucket), 0).await {
+        // There is none, or it is somebody else's.
+        Err(error) if matches!(error_number(&error), Some(libc::ENOENT | libc::EINVAL)) => Ok(()),
+        released => released.map_err(failed("remove the limit of the bandwidth of", name)),
+    }
+}
+
+fn message(index: u32, own: TcHandle, parent: TcHandle, kind: &str, options: Vec<TcOption>) -> TcMessage {
+    let mut message = TcMessage::with_index(index.cast_signed());
+    (message.header.handle, message.header.parent) = (own, parent);
+    message.attributes.push(TcAttribute::Kind(kind.to_owned()));
+    if !options.is_empty() {
+        message.attributes.push(TcAttribute::Options(options));
+    }
+    message
+}
+
+/// Sends a request of traffic control. The crate's own requests for queueing disciplines take no options.
+async fn request(handle: &Handle, message: RouteNetlinkMessage, flags: u16) -> Result<(), rtnetlink::Error> {
+    let mut request = NetlinkMessage::from(message);
+    request.header.flags = NLM_F_REQUEST | NLM_F_ACK | flags;
+    let mut answers = handle.clone().request(request)?;
+    while let Some(answer) = answers.next().await {
+        if let NetlinkPayload::Error(error) = answer.payload
+            && error.code.is_some()
+        {
+            return Err(rtnetlink::Error::NetlinkError(error));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rtnetlink::packet_core::Nla;
+
+    use super::*;
+
+    #[test]
+    fn a_bucket_has_room_for_a_whole_frame_at_any_rate() {
+        let bucket = |rate| {
+            let Bucket { rate, burst, limit } = Bucket::of(ByteRate::new(rate).unwrap());
+            (rate, burst, limit)
+        };
+        assert_eq!(bucket(125), (125, 65_537, 65_543));
+        assert_eq!(bucket(1_250_000), (1_250_000, 78_036, 140_536));
+        assert_eq!(bucket(125_000_000), (125_000_000, 1_315_536, 7_565_536));
+        let highest = 125_000_000_000_000;
+        assert_eq!(bucket(highest), (highest, 256 << 20, 1 << 30));
+    }
+
+    #[test]
+    fn rates_beyond_32_bits_are_told_whole() {
+        let options = Bucket::of(ByteRate::new(5_000_000_000).unwrap()).options();
+        let value = |option: &TcOption| {
+            let mut value = vec![0; option.value_len()];
+            option.emit_value(&mut value);
+            value
+        };
+        let [parameters, rate, burst] = &options[..] else {
+            panic!("{options:?}")
+        };
+        assert_eq!(value(parameters).len(), 36);
+        assert_eq!(value(parameters)[8..12], [0xff; 4]);
+        assert_eq!(value(rate), 5_000_000_000_u64.to_ne_bytes());
+        assert_eq!(value(burst), (MIN_BURST as u32 + 50_000_000).to_ne_bytes());
+    }
+}

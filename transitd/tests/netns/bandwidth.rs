@@ -1,0 +1,165 @@
+//! Limits of pods' bandwidth, measured by a stream between two pods of the node.
+
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use thuban_proto::transit::{LocalRow, row::Row};
+
+use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
+
+const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
+const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
+/// 10 Mb/s and 40 Mb/s, in bytes per second.
+const SLOW: u64 = 1_250_000;
+const FASTER: u64 = 5_000_000;
+/// How long a stream is measured.
+const MEASURED: Duration = Duration::from_secs(2);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Returns the row of pod `p1` with limits; 0: none.
+fn limited(egress_rate: u64, ingress_rate: u64) -> Row {
+    let Row::Local(row) = local(7, "p1", FIRST.octets()[3]) else {
+        panic!("a local row")
+    };
+    Row::Local(LocalRow {
+        egress_rate,
+        ingress_rate,
+        ..row
+    })
+}
+
+/// Makes a node with pod `p1`, which is limited, and pod `p2`, which is not.
+fn rig(flags: &[&str], uplink: &str, first: Row) -> (Rig, String) {
+    let mut rows = base_rows();
+    rows.extend([first, local(7, "p2", SECOND.octets()[3])]);
+    let mut rig = Rig::prepare(rows);
+    rig.on_node(uplink);
+    rig.flags = flags.iter().map(ToString::to_string).collect();
+    rig.start();
+    rig.operator.wait_for_ack();
+    let host_end = rig.add_pod("p1").host_interface;
+    let other = rig.add_pod("p2").host_interface;
+    assert_eq!(limits(&rig, "p2", &other), [false, false]);
+    (rig, host_end)
+}
+
+/// Whether what a pod sends is limited, and what it receives.
+fn limits(rig: &Rig, pod: &str, host_end: &str) -> [bool; 2] {
+    let sent = rig.in_pod_text(pod, "tc qdisc show dev eth0");
+    let received = rig.on_node(&format!("tc qdisc show dev {host_end}"));
+    [sent, received].map(|shown| shown.contains("qdisc tbf"))
+}
+
+/// Returns how many bytes per second a stream carries, from its first byte on.
+fn rate(rig: &Rig, from: &str, to: &str, address: Ipv4Addr, time: Duration) -> u64 {
+    let name = |pod: &str| format!("{}-{pod}", rig.name);
+    let listener = in_namespace(&name(to), move || TcpListener::bind((address, 0)).unwrap());
+    let to = listener.local_addr().unwrap();
+    let sending = in_namespace(&name(from), move || {
+        TcpStream::connect_timeout(&to, PATIENCE).unwrap()
+    });
+    let (mut receiving, _) = listener.accept().unwrap();
+    receiving.set_read_timeout(Some(PATIENCE)).unwrap();
+    sending.set_write_timeout(Some(PATIENCE)).unwrap();
+    let sender = std::thread::spawn(move || {
+        let (mut sending, zeros) = (sending, vec![0; 64 << 10]);
+        loop {
+            match sending.write(&zeros) {
+                Ok(_) => {}
+                // The receiver has seen enough.
+                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
+                    return;
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    });
+    let (mut buffer, mut bytes, mut start) = (vec![0; 64 << 10], 0, None);
+    let took = loop {
+        let length = receiving.read(&mut buffer).unwrap() as u64;
+        let elapsed = start.get_or_insert_with(Instant::now).elapsed();
+        if elapsed >= time {
+            break elapsed;
+        }
+        bytes += length;
+    };
+    drop(receiving);
+    sender.join().unwrap();
+    bytes * 1000 / took.as_millis() as u64
+}
+
+/// Checks that a stream has the rate: at most 15 % more, and at least half of it, which load can take away.
+fn assert_rate(rig: &Rig, from: &str, to: &str, address: Ipv4Addr, expected: u64) {
+    let measured = rate(rig, from, to, address, MEASURED);
+    let (least, most) = (expected / 2, expected * 115 / 100);
+    assert!(
+        (least..=most).contains(&measured),
+        "{measured} bytes per second from {from} to {to}, expected {expected}"
+    );
+}
+
+fn assert_unlimited(rig: &Rig, from: &str, to: &str, address: Ipv4Addr) {
+    let measured = rate(rig, from, to, address, Duration::from_millis(500));
+    assert!(
+        measured > 4 * FASTER,
+        "{measured} bytes per second from {from} to {to}"
+    );
+}
+
+#[test]
+fn what_a_pod_sends_is_limited_from_its_start() {
+    let (rig, host_end) = rig(&[], "true", limited(SLOW, 0));
+    assert_eq!(limits(&rig, "p1", &host_end), [true, false]);
+    assert_rate(&rig, "p1", "p2", SECOND, SLOW);
+    assert_unlimited(&rig, "p2", "p1", FIRST);
+    // To the node as well, which the data plane does not see.
+    assert!(rig.ping_from_node("10.0.1.5"));
+    rig.operator.push_and_wait(vec![limited(FASTER, 0)], vec![]);
+    eventually("the other rate", || {
+        rig.in_pod_text("p1", "tc qdisc show dev eth0")
+            .contains("rate 40Mbit")
+    });
+    assert_rate(&rig, "p1", "p2", SECOND, FASTER);
+}
+
+#[test]
+fn what_a_pod_receives_is_limited_until_its_row_says_not() {
+    let (mut rig, host_end) = rig(&[], "true", limited(0, SLOW));
+    assert_eq!(limits(&rig, "p1", &host_end), [false, true]);
+    assert_rate(&rig, "p2", "p1", FIRST, SLOW);
+    assert_unlimited(&rig, "p1", "p2", SECOND);
+    // The limit outlives transitd, and the next one knows of it.
+    rig.kill();
+    assert_rate(&rig, "p2", "p1", FIRST, SLOW);
+    rig.start();
+    rig.operator.wait_for_ack();
+    eventually("a look at the attachment", || {
+        rig.log().contains("limits of bandwidth set")
+    });
+    assert_rate(&rig, "p2", "p1", FIRST, SLOW);
+    rig.operator.push_and_wait(vec![limited(0, 0)], vec![]);
+    eventually("the end of the limit", || {
+        limits(&rig, "p1", &host_end) == [false, false]
+    });
+    assert_unlimited(&rig, "p2", "p1", FIRST);
+    // What changes while transitd is away is done when it is back.
+    rig.kill();
+    rig.operator.replace(&limited(0, 0), vec![], limited(SLOW, SLOW));
+    rig.start();
+    rig.operator.wait_for_ack();
+    eventually("both limits", || limits(&rig, "p1", &host_end) == [true, true]);
+    assert_eq!(rig.del("p1"), None);
+    assert_eq!(rig.del("p2"), None);
+    assert_eq!(rig.traces(), Vec::<String>::new());
+}
+
+#[test]
+fn agents_at_xdp_keep_the_limit_of_what_a_pod_receives() {
+    let segmented =
+        "ethtool -K up0 tx off tso off gso off tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmentation off";
+    let (rig, host_end) = rig(&["--agent-hook", "xdp"], segmented, limited(SLOW, SLOW));
+    assert_eq!(limits(&rig, "p1", &host_end), [true, true]);
+    assert_rate(&rig, "p2", "p1", FIRST, SLOW);
+    assert_rate(&rig, "p1", "p2", SECOND, SLOW);
+}
