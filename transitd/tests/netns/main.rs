@@ -11,6 +11,7 @@ mod away;
 mod check;
 mod churn;
 mod clock;
+mod denials;
 mod dns;
 mod dual_stack;
 mod egress;
