@@ -5,6 +5,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .build_transport(false)
         .codec_path("crate::codec::SmallBuffers")
         .btree_map(".")
-        .compile_protos(&["proto/cni.proto", "proto/transit.proto"], &["proto"])?;
+        .compile_protos(
+            &["proto/cni.proto", "proto/inspect.proto", "proto/transit.proto"],
+            &["proto"],
+        )?;
     Ok(())
 }

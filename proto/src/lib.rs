@@ -1,6 +1,7 @@
 //! gRPC contracts of Thuban, generated at build.
 //!
 //! `cni`: the CNI plugin calls transitd over a Unix socket on the same node.
+//! `inspect`: verbs of transitd ask the daemon over the same socket.
 //! `transit`: transitd dials the operator and holds one stream.
 //! Invariant: both sides of a contract are built from the same `.proto`; field numbers are never reused.
 
@@ -10,6 +11,12 @@ pub mod codec;
 #[allow(clippy::pedantic)]
 pub mod cni {
     tonic::include_proto!("thuban.cni.v1");
+}
+
+/// The contract between transitd's verbs and the daemon.
+#[allow(clippy::pedantic)]
+pub mod inspect {
+    tonic::include_proto!("thuban.inspect.v1");
 }
 
 /// The contract between transitd and the operator.

@@ -81,7 +81,8 @@ impl TryFrom<proto::PolicySetRow> for PolicySet {
 
     fn try_from(row: proto::PolicySetRow) -> Result<Self, InvalidRow> {
         let rules = row.rules.into_iter().map(|rule| read_rule(rule, row.egress));
-        let rules: Vec<PolicyRule> = rules.collect::<Result<_, _>>()?;
+        let mut rules: Vec<PolicyRule> = rules.collect::<Result<_, _>>()?;
+        share_names(&mut rules);
         if rules.len() > MAX_RULES {
             return Err(invalid("policy_set.rules", "at most 16383"));
         }
@@ -95,6 +96,17 @@ impl TryFrom<proto::PolicySetRow> for PolicySet {
             is_isolated: row.isolated,
             rules,
         })
+    }
+}
+
+/// Keeps the name of a policy once for all of its rules that follow each other.
+fn share_names(rules: &mut [PolicyRule]) {
+    let mut last: Option<Arc<str>> = None;
+    for rule in rules {
+        match &last {
+            Some(last) if *last == rule.policy => rule.policy = Arc::clone(last),
+            _ => last = Some(Arc::clone(&rule.policy)),
+        }
     }
 }
 
@@ -254,5 +266,14 @@ mod tests {
             "policy_set.rules.ports",
         );
         refused(&|row| row.egress = false, "policy_set.rules.ports");
+    }
+
+    #[test]
+    fn rules_of_a_policy_share_its_name() {
+        let mut row = proto::PolicySetRow::from(&builders::policy_set());
+        row.rules[2].policy = "red/other".to_owned();
+        let rules = PolicySet::try_from(row).unwrap().rules;
+        assert!(Arc::ptr_eq(&rules[0].policy, &rules[1].policy));
+        assert_eq!([1, 2].map(|n| &*rules[n].policy), ["red/web", "red/other"]);
     }
 }

@@ -11,16 +11,14 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hyper_util::rt::TokioIo;
 use rtnetlink::Handle;
 use thiserror::Error;
 use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry, EndpointKey, OnLinkEntry};
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{CniError, StatusRequest};
-use tokio::net::UnixStream;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tonic::transport::{Endpoint, Uri};
+use tonic::transport::Endpoint;
 use tracing::{error, info, warn};
 
 use crate::askers::Askers;
@@ -493,13 +491,9 @@ async fn adopt(
 
 /// Asks the daemon for the probes: whether it answers and, unless `alive`, whether it would serve an ADD.
 pub async fn status(socket: PathBuf, alive: bool) -> Result<(), ProbeError> {
-    let connector = tower::service_fn(move |_: Uri| {
-        let socket = socket.clone();
-        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
-    });
     let work = async {
         let channel = Endpoint::from_static("http://transitd")
-            .connect_with_connector(connector)
+            .connect_with_connector(cni::connector(socket))
             .await?;
         let reply = CniClient::new(channel).status(StatusRequest {}).await?;
         Ok(reply.into_inner())

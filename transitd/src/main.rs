@@ -1,7 +1,7 @@
 //! transitd: the daemon that owns a droplet's veths, programs, tables and attachments.
 //!
-//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace` only what
-//! it says.
+//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace` and `denials`
+//! only what it says.
 
 #[cfg(feature = "clock-steps")]
 mod clock_steps;
@@ -13,7 +13,7 @@ use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
 use transitd::settings::{PinSettings, RunSettings};
-use transitd::{daemon, dataplane, trace};
+use transitd::{daemon, dataplane, denials, trace};
 
 /// The node daemon of Thuban: connects pods, and programs the node's data plane.
 #[derive(Debug, Parser)]
@@ -42,6 +42,8 @@ enum Command {
     Rows(PinSettings),
     /// Print each packet of a pod or endpoint as this node's programs see it. Ends with Ctrl-C.
     Trace(Box<trace::TraceSettings>),
+    /// Print which network policies denied which packets on this node.
+    Denials(Box<denials::DenialsSettings>),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -69,6 +71,7 @@ fn main() -> anyhow::Result<()> {
             Ok(())
         }
         Command::Trace(settings) => Ok(runtime()?.block_on(trace::run(*settings))?),
+        Command::Denials(settings) => Ok(runtime()?.block_on(denials::run(*settings))?),
         Command::Rows(pins) => {
             let tables =
                 dataplane::tables::Tables::open(&pins.maps()).context("has transitd run on this node?")?;

@@ -72,7 +72,8 @@ pub struct PinSettings {
 }
 
 impl PinSettings {
-    fn layout(&self) -> PathBuf {
+    /// Returns the directory of this layout's maps and links.
+    pub fn layout(&self) -> PathBuf {
         self.bpffs.join("thuban").join(format!("layout_{}", self.layout))
     }
     pub fn maps(&self) -> PathBuf {

@@ -7,28 +7,21 @@
 mod record;
 mod tables;
 
-use std::fs::File;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args;
-use nix::fcntl::{Flock, FlockArg};
 use thiserror::Error;
 use thuban_common::packet::ipv4::mapped;
-use thuban_common::tables::EndpointKey;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{SignalKind, signal};
+use thuban_common::tables::{EndpointKey, TraceRecord};
 
 use crate::attachments::Attachment;
 use crate::attachments::store::{self, StoreError};
+use crate::follow::{self, Event, FollowError, Follower, LEASE};
+use crate::inspect::Deniers;
 use crate::settings::PinSettings;
 
 pub use tables::sweep;
-
-/// How long an endpoint stays traced without a renewal.
-const LEASE: Duration = Duration::from_secs(5);
 
 /// Print each packet of a pod or endpoint as this node's programs see it.
 #[derive(Args, Clone, Debug)]
@@ -54,6 +47,9 @@ pub struct TraceSettings {
     /// Folder of the daemon's files. --pod reads the pod's addresses there.
     #[arg(long, env = "THUBAN_STATE_DIR", default_value = "/var/lib/thuban")]
     state_dir: PathBuf,
+    /// Unix socket of the daemon, which knows the names of policies.
+    #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
+    socket: PathBuf,
     #[command(flatten)]
     pins: PinSettings,
 }
@@ -62,23 +58,16 @@ pub struct TraceSettings {
 pub enum TraceError {
     #[error("--pod {0}: no attachment of this pod is on this node; expected namespace/name of a running pod")]
     NoPod(String),
-    #[error("another `transitd trace` runs on this node")]
-    Busy,
-    #[error("cannot open {path}; has transitd run on this node?")]
-    Lock { path: PathBuf, source: std::io::Error },
+    #[error(transparent)]
+    Follow(#[from] FollowError),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
     Tables(#[from] tables::TraceTableError),
-    #[error("cannot wait for packets")]
-    Wait(#[source] std::io::Error),
 }
 
 pub async fn run(settings: TraceSettings) -> Result<(), TraceError> {
-    let path = settings.pins.maps();
-    let directory = File::open(&path).map_err(|source| TraceError::Lock { path, source })?;
-    // The ring buffer has one reader.
-    let _lock = Flock::lock(directory, FlockArg::LockExclusiveNonblock).map_err(|_| TraceError::Busy)?;
+    let _lock = follow::lock(&settings.pins.maps(), "trace")?;
     let keys = endpoints(&settings)?;
     let mut tables = tables::TraceTables::open(&settings.pins.maps())?;
     let outcome = follow(&settings, &keys, &mut tables).await;
@@ -112,43 +101,31 @@ async fn follow(
     keys: &[EndpointKey],
     tables: &mut tables::TraceTables,
 ) -> Result<(), TraceError> {
-    let ring = tables::ring(&settings.pins.maps())?;
-    // SAFETY: the ring buffer owns its file descriptor and never changes it.
-    #[allow(unsafe_code)]
-    let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
-    let mut ring = ring.map_err(|error| TraceError::Wait(error.into_parts().1))?;
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(TraceError::Wait)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(TraceError::Wait)?;
-    let renewal = LEASE / 5;
-    let mut renew = tokio::time::interval_at(tokio::time::Instant::now() + renewal, renewal);
-    let end = tokio::time::sleep(Duration::from_secs(settings.seconds.unwrap_or(u64::MAX / 4)));
-    tokio::pin!(end);
+    let mut deniers = Deniers::ask(settings.socket.clone());
+    let mut records: Follower<TraceRecord> =
+        Follower::open(&settings.pins.maps(), "TRACE", settings.seconds)?;
     let mut left = settings.count.unwrap_or(u64::MAX);
-    let start = tables::now();
+    let start = follow::now();
     tables.start(keys, LEASE)?;
     eprintln!("tracing; Ctrl-C ends it");
     while left > 0 {
-        tokio::select! {
-            guard = ring.readable_mut() => {
-                let mut guard = guard.map_err(TraceError::Wait)?;
-                while let Some(item) = guard.get_inner_mut().next() {
-                    let Some(seen) = tables::decode(&item) else { continue };
+        match records.next().await? {
+            Event::Records(batch) => {
+                for seen in batch.iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
+                    let denier = match seen.set {
+                        0 => None,
+                        set => deniers.of(seen.vni, set, seen.rank).await,
+                    };
                     if settings.json {
-                        println!("{}", record::to_json(&seen));
+                        println!("{}", record::to_json(seen, denier.as_ref()));
                     } else {
-                        println!("{}", record::to_text(&seen, start));
+                        println!("{}", record::to_text(seen, start, denier.as_ref()));
                     }
                     left -= 1;
-                    if left == 0 {
-                        break;
-                    }
                 }
-                guard.clear_ready();
             }
-            _ = renew.tick() => tables.start(keys, LEASE)?,
-            () = &mut end => break,
-            _ = interrupt.recv() => break,
-            _ = terminate.recv() => break,
+            Event::Renewal => tables.start(keys, LEASE)?,
+            Event::End => break,
         }
     }
     Ok(())

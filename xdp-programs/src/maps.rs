@@ -28,8 +28,8 @@ use thuban_common::{
     counters::COUNTERS_CAPACITY,
     packet::ipv6,
     policy::{
-        BLOCKS_CAPACITY, BlockKey, FLOWS_CAPACITY, FlowEntry, GRANTS_CAPACITY, Grant, GrantKey,
-        LISTS_CAPACITY, ListEntry, ListKey, Lookups,
+        BLOCKS_CAPACITY, BlockKey, DENIALS_CAPACITY, DenialEntry, DenialKey, FLOWS_CAPACITY, FlowEntry,
+        GRANTS_CAPACITY, Grant, GrantKey, LISTS_CAPACITY, ListEntry, ListKey, Lookups,
     },
     services::{
         self, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, CONNECTIONS_CAPACITY,
@@ -111,6 +111,13 @@ pub static FLOWS: HashMap<ConnectionKey, FlowEntry> =
 /// each.
 #[map]
 static POLICY: Array<u32> = Array::with_max_entries(1, 0);
+#[map]
+pub static DENIALS: LruHashMap<DenialKey, DenialEntry> = LruHashMap::with_max_entries(DENIALS_CAPACITY, 0);
+#[map]
+pub static DENIED: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
+/// The end (ns since boot) of the time for which somebody reads DENIED.
+#[map]
+pub static FOLLOWED: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
 pub static GATES: Array<GatesEntry> = Array::with_max_entries(1 + GATES_OF_INTERFACES, 0);
 /// Whether PATH_MTUS ever had an entry (1). Written by transit.

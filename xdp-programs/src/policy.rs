@@ -14,7 +14,8 @@ use thuban_common::{
     counters::Counter,
     packet::{ethernet, icmp, ip::IpPacket, ipv4, ipv6},
     policy::{
-        FLOWS_OF_VPC, FlowEntry, PEER_OUTSIDE, STAMP_GUARDED, STAMP_REPLY, Stamp, judge, of_vpc, point,
+        DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FLOWS_OF_VPC, FlowEntry, NO_RULE, PEER_OUTSIDE,
+        STAMP_GUARDED, STAMP_REPLY, Stamp, judge, of_vpc, point,
     },
     services::{ALL_FLOWS, ConnectionKey, FORWARD, SEEN, Signal, refresh},
     tables::{Address, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LocalEntry},
@@ -22,6 +23,7 @@ use thuban_common::{
 
 use crate::{
     count::count,
+    denials,
     fragments::{self, Judged},
     frame::{Frame, tc::TcFrame},
     gates, inner,
@@ -52,6 +54,8 @@ struct Case {
     server: AttachmentEntry,
     /// What [`policy_let_in`] found.
     outcome: Result<(), Counter>,
+    /// What denies the packet, if [`decide`] says that it is denied.
+    denial: DenialKey,
     /// The flow that the packet is to have, if it is translated.
     translated: Option<Flow>,
 }
@@ -253,6 +257,7 @@ fn let_in(case: &mut Case, interface: u32) -> Result<(), Counter> {
         if is_known {
             forget(case);
         }
+        denials::note(&case.denial, &case.key, case.is_error);
         return Err(reason);
     }
     if case.is_error || stamp.flags & STAMP_GUARDED == 0 && case.server.egress_set == 0 {
@@ -283,56 +288,101 @@ pub fn lets_out<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPa
     match describe(frame, packet, ethernet::LENGTH as u32, case) {
         Ok(Shown::Here) => {
             let set = of_vpc(sender.vni, sender.egress_set);
-            let passes = allows(set, PEER_OUTSIDE, &case.key.destination, case.point);
+            let denying = denying(set, PEER_OUTSIDE, &case.key.destination, case.point);
             if packet.is_fragment() {
-                fragments::note(passes);
+                fragments::note(denying.is_none());
             }
-            passes
+            if let Some(rank) = denying
+                && may_ask(case)
+            {
+                case.denial = DenialKey {
+                    set,
+                    interface: sender.ifindex,
+                    rank,
+                    flags: DENIAL_EGRESS | DENIAL_OUTSIDE,
+                };
+                denials::note(&case.denial, &case.key, false);
+            }
+            denying.is_none()
         }
         Ok(Shown::Earlier) => fragments::passes(),
         Err(_) => false,
     }
 }
 
-/// Judges the flow to an endpoint by both sides' sets.
+/// Whether a packet that leaves the VPC may be a question. TCP and SCTP say so themselves, and datagrams may be
+/// either, except answers to an echo and errors.
+#[inline(always)]
+fn may_ask(case: &Case) -> bool {
+    let [source, destination] = case.key.ports;
+    let asks = match case.key.protocol {
+        ipv4::TCP | ipv4::SCTP => case.signal.opens,
+        ipv4::UDP => true,
+        _ => source != 0 || destination == 0,
+    };
+    asks && !case.is_error
+}
+
+/// Judges the flow to an endpoint by both sides' sets. Sets the denial, if one of them denies the flow.
 #[inline(never)]
-fn decide(case: &Case) -> Result<(), Counter> {
+fn decide(case: &mut Case) -> Result<(), Counter> {
     let to = &case.server;
     let (vni, stamp) = (case.key.vni, case.stamp);
     if to.ingress_set != 0 {
+        let set = of_vpc(vni, to.ingress_set);
         let peer = of_vpc(vni, stamp.class);
-        if !allows(of_vpc(vni, to.ingress_set), peer, &case.key.source, case.point) {
+        if let Some(rank) = denying(set, peer, &case.key.source, case.point) {
+            case.denial = DenialKey {
+                set,
+                interface: to.ifindex,
+                rank,
+                flags: 0,
+            };
             return Err(Counter::PolicyIngress);
         }
     }
     if stamp.egress_set != 0 {
+        let set = of_vpc(vni, stamp.egress_set);
         let peer = of_vpc(vni, to.class);
-        if !allows(
-            of_vpc(vni, stamp.egress_set),
-            peer,
-            &case.key.destination,
-            case.point,
-        ) {
+        if let Some(rank) = denying(set, peer, &case.key.destination, case.point) {
+            case.denial = DenialKey {
+                set,
+                interface: to.ifindex,
+                rank,
+                flags: DENIAL_EGRESS,
+            };
             return Err(Counter::PolicyEgress);
         }
     }
     Ok(())
 }
 
+/// [`policy_denies`]: the set lets the packet pass.
+const PASSES: u32 = u32::MAX;
+
+/// Returns the rank of the rule of a set that denies a packet, or [`NO_RULE`] if the set denies it by default. `None`:
+/// the packet passes.
 #[inline(always)]
-fn allows(set: u64, peer: u64, address: &Address, point: u32) -> bool {
+fn denying(set: u64, peer: u64, address: &Address, point: u32) -> Option<u16> {
     // SAFETY: `address` is valid for the call.
-    unsafe { policy_allows(set, peer, address, point) != 0 }
+    match unsafe { policy_denies(set, peer, address, point) } {
+        PASSES => None,
+        rank => Some(rank as u16),
+    }
 }
 
-/// Does what [`judge`] does. A global function, see `main`.
+/// Does what [`judge`] does: returns [`PASSES`], or the rank. A global function, see `main`.
 #[unsafe(no_mangle)]
 #[inline(never)]
-unsafe extern "C" fn policy_allows(set: u64, peer: u64, address: *const Address, point: u32) -> u32 {
+unsafe extern "C" fn policy_denies(set: u64, peer: u64, address: *const Address, point: u32) -> u32 {
     // SAFETY: the caller's promise.
-    unsafe { address.as_ref() }
-        .is_some_and(|address| judge(&maps::PolicyTables, set, peer, address, point).0)
-        .into()
+    let Some(address) = (unsafe { address.as_ref() }) else {
+        return NO_RULE.into();
+    };
+    match judge(&maps::PolicyTables, set, peer, address, point) {
+        (true, _) => PASSES,
+        (false, rank) => rank.into(),
+    }
 }
 
 /// Writes the entry of a flow that FLOWS has, if anything but time changed, or enough time.

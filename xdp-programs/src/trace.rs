@@ -9,7 +9,7 @@ use thuban_common::{
         ethernet::{self, EthernetHeader},
         ip::IpPacket,
     },
-    policy::Stamp,
+    policy::{MAX_ID, Stamp},
     tables::{
         AttachmentEntry, CONFIG_TRACE, DropletAddress, EndpointKey, NO_COUNTER, TracePoint, TraceRecord,
     },
@@ -17,6 +17,7 @@ use thuban_common::{
 
 use crate::{
     count::count,
+    denials,
     frame::{Frame, Outcome, Verdict},
     inner,
     maps::{self, TRACE, TRACED},
@@ -66,6 +67,7 @@ impl Observed {
         observed.is_traced = maps::config().is_some_and(|config| config.flags & CONFIG_TRACE != 0);
         if observed.is_traced {
             observed.packet = IpPacket::default();
+            denials::forget();
         }
         Some((observed, attachment))
     }
@@ -116,6 +118,7 @@ fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
     if !is_wanted(packet.source) && !is_wanted(packet.destination) {
         return;
     }
+    let (set, rank) = denials::noted().map_or((0, 0), |key| (key.set as u32 & MAX_ID, key.rank));
     let Some(mut record) = TRACE.reserve::<TraceRecord>(0) else {
         return;
     };
@@ -131,7 +134,8 @@ fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
         ports: packet.ports,
         protocol: packet.protocol,
         point: point as u8,
-        padding: [0; 6],
+        rank,
+        set,
     });
     record.submit(0);
 }

@@ -5,6 +5,7 @@ mod agent;
 mod announcements;
 mod answers;
 mod connections;
+mod denials;
 mod differential;
 mod discovery;
 mod ecn;

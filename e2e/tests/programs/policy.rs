@@ -28,19 +28,19 @@ use crate::{
 };
 
 /// The endpoint on this droplet that policies are about, and one on another droplet; both in VPC 100.
-const HOME: Endpoint = BOUNCED;
-const AWAY: IpAddr = IpAddr::V4(ip(10, 0, 1, 50));
+pub const HOME: Endpoint = BOUNCED;
+pub const AWAY: IpAddr = IpAddr::V4(ip(10, 0, 1, 50));
 const AWAY6: IpAddr = IpAddr::V6(ip6(0, 1, 0x50));
-const FAMILIES: [(IpAddr, IpAddr); 2] = [(AWAY, IpAddr::V4(HOME.address)), (AWAY6, IpAddr::V6(HOME.v6))];
-const VNI: u32 = 100;
-const FRIEND: u32 = 0x11;
-const STRANGER: u32 = 0x12;
-const INGRESS: u32 = 0x21;
-const EGRESS: u32 = 0x22;
-const HOOKS: [Hook; 2] = [Hook::Tc, Hook::Xdp];
+pub const FAMILIES: [(IpAddr, IpAddr); 2] = [(AWAY, IpAddr::V4(HOME.address)), (AWAY6, IpAddr::V6(HOME.v6))];
+pub const VNI: u32 = 100;
+pub const FRIEND: u32 = 0x11;
+pub const STRANGER: u32 = 0x12;
+pub const INGRESS: u32 = 0x21;
+pub const EGRESS: u32 = 0x22;
+pub const HOOKS: [Hook; 2] = [Hook::Tc, Hook::Xdp];
 
 /// What a packet says of its sender.
-const fn stamp(class: u32, egress_set: u32, flags: u16) -> Stamp {
+pub const fn stamp(class: u32, egress_set: u32, flags: u16) -> Stamp {
     Stamp {
         class,
         egress_set,
@@ -48,12 +48,12 @@ const fn stamp(class: u32, egress_set: u32, flags: u16) -> Stamp {
     }
 }
 
-const BY_FRIEND: Stamp = stamp(FRIEND, 0, 0);
-const BY_STRANGER: Stamp = stamp(STRANGER, 0, 0);
-const BY_GUARDED: Stamp = stamp(FRIEND, 0, STAMP_GUARDED);
+pub const BY_FRIEND: Stamp = stamp(FRIEND, 0, 0);
+pub const BY_STRANGER: Stamp = stamp(STRANGER, 0, 0);
+pub const BY_GUARDED: Stamp = stamp(FRIEND, 0, STAMP_GUARDED);
 
 /// A world in which only [`HOME`] and [`TENANT`] have policies, those that a test gives them.
-fn policed(home: [u32; 2], tenant: [u32; 2]) -> Result<World> {
+pub fn policed(home: [u32; 2], tenant: [u32; 2]) -> Result<World> {
     let mut world = world()?;
     set_policies(&mut world, HOME, FRIEND, home)?;
     set_policies(&mut world, TENANT, STRANGER, tenant)?;
@@ -61,7 +61,7 @@ fn policed(home: [u32; 2], tenant: [u32; 2]) -> Result<World> {
 }
 
 /// Writes an endpoint's class, ingress set and egress set.
-fn set_policies(world: &mut World, of: Endpoint, class: u32, [ingress, egress]: [u32; 2]) -> Result<()> {
+pub fn set_policies(world: &mut World, of: Endpoint, class: u32, [ingress, egress]: [u32; 2]) -> Result<()> {
     let interface = world.interfaces[usize::from(of.index)];
     let mut attachment: AttachmentEntry = world.programs.get("ATTACHMENTS", &interface)?;
     (attachment.class, attachment.ingress_set, attachment.egress_set) = (class, ingress, egress);
@@ -84,12 +84,12 @@ fn set_policies(world: &mut World, of: Endpoint, class: u32, [ingress, egress]: 
     raise_epoch(world)
 }
 
-fn raise_epoch(world: &mut World) -> Result<()> {
+pub fn raise_epoch(world: &mut World) -> Result<()> {
     let epoch: u32 = world.programs.element("POLICY", 0)?;
     world.programs.set("POLICY", 0, epoch + 1)
 }
 
-fn grant(world: &mut World, set: u32, peer: u64, list: u32, flags: u32) -> Result<()> {
+pub fn grant(world: &mut World, set: u32, peer: u64, list: u32, flags: u32) -> Result<()> {
     let key = GrantKey {
         set: of_vpc(VNI, set),
         peer,
@@ -120,26 +120,26 @@ fn list(world: &mut World, list: u32, first: u32, last: u32, action: Action) -> 
 }
 
 /// Writes a set that lets a class in at a port of a protocol, and nothing else.
-fn allow(world: &mut World, set: u32, class: u32, (protocol, port): (u8, u16)) -> Result<()> {
+pub fn allow(world: &mut World, set: u32, class: u32, (protocol, port): (u8, u16)) -> Result<()> {
     let point = point(protocol, port);
     list(world, set, point, point, Action::Accept)?;
     grant(world, set, PEER_OTHER, 0, GRANT_DENIES)?;
     grant(world, set, of_vpc(VNI, class), set, GRANT_DENIES)
 }
 
-fn arrive(world: &mut World, hook: Hook, stamp: Stamp, frame: &[u8]) -> Result<Outcome> {
+pub fn arrive(world: &mut World, hook: Hook, stamp: Stamp, frame: &[u8]) -> Result<Outcome> {
     let frame = [&stamp_bytes(stamp), &frame[12..]].concat();
     let frame = Tunnel::new(SECOND, HERE, VNI).around([2; 12], &frame);
     world.run(Role::Transit, hook, &frame)
 }
 
-fn ensure_in(outcome: &Outcome) -> Result<()> {
+pub fn ensure_in(outcome: &Outcome) -> Result<()> {
     let is_in = outcome.counted.contains_key("delivered") || outcome.counted.contains_key("decapsulated_xdp");
     ensure!(is_in, "verdict {} counted {:?}", outcome.verdict, outcome.counted);
     Ok(())
 }
 
-fn ensure_out(outcome: &Outcome, reason: Counter) -> Result<()> {
+pub fn ensure_out(outcome: &Outcome, reason: Counter) -> Result<()> {
     let counted = &outcome.counted;
     ensure!(
         counted.len() == 1 && counted.contains_key(reason.name()),
@@ -150,7 +150,7 @@ fn ensure_out(outcome: &Outcome, reason: Counter) -> Result<()> {
 }
 
 /// A packet from elsewhere to [`HOME`].
-fn to_home(protocol: u8, (from, to): (IpAddr, IpAddr), port: u16) -> Segment {
+pub fn to_home(protocol: u8, (from, to): (IpAddr, IpAddr), port: u16) -> Segment {
     Segment::new(protocol, [9; 6], (from, 40000), (to, port))
 }
 
@@ -165,7 +165,7 @@ fn flags_sent(outcome: &Outcome) -> Result<u16> {
     Ok(u16::from(outcome.frame[56]) & (STAMP_REPLY | STAMP_GUARDED))
 }
 
-fn is_vouched(world: &mut World, hook: Hook, answer: &[u8]) -> Result<bool> {
+pub fn is_vouched(world: &mut World, hook: Hook, answer: &[u8]) -> Result<bool> {
     let outcome = world.run(Role::Agent(HOME.index), hook, answer)?;
     Ok(flags_sent(&outcome)? & STAMP_REPLY != 0)
 }
@@ -451,7 +451,7 @@ fn a_pod_is_let_in_by_itself() -> Result<()> {
 }
 
 /// Returns an ICMP message in a frame of an endpoint.
-fn icmp((from, to): (IpAddr, IpAddr), mac: [u8; 6], kind: u8, rest: &[u8]) -> Vec<u8> {
+pub fn icmp((from, to): (IpAddr, IpAddr), mac: [u8; 6], kind: u8, rest: &[u8]) -> Vec<u8> {
     match (from, to) {
         (IpAddr::V4(from), IpAddr::V4(to)) => {
             let message = [&[kind, 0, 0, 0][..], rest].concat();

@@ -29,6 +29,8 @@ struct Record {
     ports: [u16; 2],
     protocol: u8,
     point: u8,
+    rank: u16,
+    set: u32,
 }
 
 impl Record {
@@ -37,7 +39,6 @@ impl Record {
         let word = |at: usize| u32::from_ne_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
         let port = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
         ensure!(bytes[..8] != [0; 8], "no time");
-        ensure!(bytes[66..] == [0; 6], "padding");
         Ok(Self {
             vni: word(8),
             interface: word(12),
@@ -49,8 +50,16 @@ impl Record {
             ports: [port(60), port(62)],
             protocol: bytes[64],
             point: bytes[65],
+            rank: u16::from_ne_bytes([bytes[66], bytes[67]]),
+            set: word(68),
         })
     }
+}
+
+/// Returns the rank and the set of each record.
+pub fn take_denials(world: &mut World) -> Result<Vec<(u16, u32)>> {
+    let records = take(world)?;
+    Ok(records.iter().map(|record| (record.rank, record.set)).collect())
 }
 
 fn take(world: &mut World) -> Result<Vec<Record>> {
@@ -97,6 +106,8 @@ fn datagram(world: &World, point: u8, length: usize) -> Record {
         ports: [1234, 80],
         protocol: 17,
         point,
+        rank: 0,
+        set: 0,
     }
 }
 

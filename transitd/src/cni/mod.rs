@@ -1,4 +1,5 @@
-//! The CNI service on a Unix socket: only root on this node may call.
+//! The CNI service on a Unix socket: only root on this node may call. transitd's own verbs ask there too, see
+//! [`crate::inspect`].
 //!
 //! One verb a file.
 
@@ -26,7 +27,8 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use self::error::AttachmentError;
-pub use self::socket::ServerError;
+pub use self::socket::{ServerError, connector};
+use crate::inspect;
 use crate::metrics;
 use crate::node::Node;
 
@@ -50,6 +52,7 @@ pub async fn serve(node: Arc<Node>, stop: impl Future<Output = ()>) -> Result<()
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .http2_max_header_list_size(Some(MAX_HEADER_BYTES))
         .max_concurrent_streams(Some(MAX_CALLS_AT_ONCE))
+        .add_service(inspect::server(Arc::clone(&node)))
         .add_service(CniServer::new(Service { node }))
         .serve_with_incoming_shutdown(connections, stop)
         .await

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures::Stream;
+use hyper_util::rt::TokioIo;
 use nix::sys::socket::{MsgFlags, recv};
 use thiserror::Error;
 use tokio::io::Interest;
@@ -17,6 +18,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Uri;
 use tracing::{debug, warn};
 
 /// The first bytes that an HTTP/2 client sends (RFC 9113, section 3.4).
@@ -68,6 +70,22 @@ pub(super) fn listen(path: &Path) -> Result<UnixListener, ServerError> {
     let listener = UnixListener::bind(path).map_err(failed("listen on"))?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).map_err(failed("protect"))?;
     Ok(listener)
+}
+
+/// Returns how clients of this node connect to the socket.
+pub fn connector(
+    socket: PathBuf,
+) -> impl tower::Service<
+    Uri,
+    Response = TokioIo<UnixStream>,
+    Error = io::Error,
+    Future = impl Future<Output = io::Result<TokioIo<UnixStream>>> + Send,
+> + Send
++ 'static {
+    tower::service_fn(move |_: Uri| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    })
 }
 
 fn is_root(stream: &UnixStream) -> bool {

@@ -21,7 +21,7 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 32] = [
+pub const PINNED_MAPS: [&str; 35] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
@@ -54,6 +54,9 @@ pub const PINNED_MAPS: [&str; 32] = [
     "BLOCKS",
     "FLOWS",
     "POLICY",
+    "DENIALS",
+    "DENIED",
+    "FOLLOWED",
 ];
 
 #[derive(Debug, Error)]

@@ -5,6 +5,7 @@
 pub mod connections;
 pub mod contract;
 pub mod counters;
+pub mod denials;
 mod endpoints;
 pub mod events;
 pub mod filter;

@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
-use thuban_rows::{Row, RowKey};
+use thuban_rows::{PolicyId, Row, RowKey};
 
 use super::State;
 use super::apply::{Applying, Upsert};
 use crate::dataplane::policy::{BLOCKS, GRANTS, LISTS, PolicyMaps};
 use crate::dataplane::tables::{TableError, capacity};
-use crate::program::policy::{NoRoom, PolicyError, PolicyTables, Retired, Usage};
+use crate::program::policy::{Denier, NoRoom, PolicyError, PolicyTables, Retired, Usage};
 
 /// How long a list that no entry names any more stays. A program that found the entry before runs for far less.
 const GRACE: Duration = Duration::from_secs(1);
@@ -81,6 +81,11 @@ impl Policies {
     /// Returns the keys of the rows of classes and sets that are here.
     pub fn keys(&self) -> impl Iterator<Item = RowKey> {
         self.tables.keys()
+    }
+
+    /// Returns what denies a packet that a set denies by the rule of a rank, or by none.
+    pub fn denier(&self, vni: Vni, set: PolicyId, rank: u16) -> Denier {
+        self.tables.denier(vni, set, rank)
     }
 
     /// Returns the entries of GRANTS, BLOCKS and LISTS.

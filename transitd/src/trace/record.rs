@@ -1,19 +1,28 @@
 //! A trace record in words.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::Ipv4Addr;
 
 use serde_json::{Value, json};
 use thuban_common::counters::Counter;
 use thuban_common::tables::TraceRecord;
 
-/// Returns the record as text, for example
+use crate::program::policy::Denier;
+use crate::words::{address, by, denied_by, end, protocol};
+
+/// Returns the record as text. `denier`: of a packet that network policy denies, if the daemon tells. For example
 /// `+0.001234 agent_tc thb… vni 100 10.0.1.2:40000 > 10.0.1.3:80 tcp 74 bytes: sent_direct to 172.31.77.3`
-pub fn to_text(record: &TraceRecord, start: u64) -> String {
+pub fn to_text(record: &TraceRecord, start: u64, denier: Option<&Denier>) -> String {
     let micros = record.time.saturating_sub(start) / 1000;
     let [from, to] = ends(record);
     let next = next(record).map_or_else(String::new, |next| format!(" to {next}"));
+    let verdict = verdict(record.counter);
+    let why = match record.set {
+        0 => String::new(),
+        set if verdict.is_drop => format!(" {}", denied_by(denier, set)),
+        set => format!(", on its way out denied {}", denied_by(denier, set)),
+    };
     format!(
-        "+{}.{:06} {:<11} {:<15} vni {} {from} > {to} {} {} bytes: {}{next}",
+        "+{}.{:06} {:<11} {:<15} vni {} {from} > {to} {} {} bytes: {}{why}{next}",
         micros / 1_000_000,
         micros % 1_000_000,
         point(record.point),
@@ -21,11 +30,12 @@ pub fn to_text(record: &TraceRecord, start: u64) -> String {
         record.vni,
         protocol(record.protocol),
         record.length,
-        verdict(record.counter),
+        verdict.text,
     )
 }
 
-pub fn to_json(record: &TraceRecord) -> Value {
+/// Does what [`to_text`] does, as JSON.
+pub fn to_json(record: &TraceRecord, denier: Option<&Denier>) -> Value {
     json!({
         "monotonicNs": record.time,
         "point": point(record.point),
@@ -37,7 +47,8 @@ pub fn to_json(record: &TraceRecord) -> Value {
         "sourcePort": u16::from_be(record.ports[0]),
         "destinationPort": u16::from_be(record.ports[1]),
         "length": record.length,
-        "verdict": verdict(record.counter),
+        "verdict": verdict(record.counter).text,
+        "deniedBy": (record.set != 0).then(|| by(denier, record.set)),
         "next": next(record).map(|next| next.to_string()),
     })
 }
@@ -47,14 +58,7 @@ fn ends(record: &TraceRecord) -> [String; 2] {
         (record.source, record.ports[0]),
         (record.destination, record.ports[1]),
     ]
-    .map(|(bytes, port)| match u16::from_be(port) {
-        0 => address(bytes).to_string(),
-        port => SocketAddr::new(address(bytes), port).to_string(),
-    })
-}
-
-fn address(bytes: [u8; 16]) -> IpAddr {
-    Ipv6Addr::from(bytes).to_canonical()
+    .map(|(bytes, port)| end(bytes, port))
 }
 
 fn point(number: u8) -> &'static str {
@@ -75,23 +79,20 @@ fn interface(index: u32) -> String {
         .unwrap_or_else(|| format!("interface {index}"))
 }
 
-fn protocol(number: u8) -> String {
-    match number {
-        1 => "icmp".to_owned(),
-        6 => "tcp".to_owned(),
-        17 => "udp".to_owned(),
-        58 => "icmpv6".to_owned(),
-        132 => "sctp".to_owned(),
-        number => format!("protocol {number}"),
-    }
+struct Verdict {
+    text: String,
+    is_drop: bool,
 }
 
-fn verdict(number: u32) -> String {
-    match Counter::ALL.iter().find(|counter| **counter as u32 == number) {
-        Some(counter) if counter.is_drop() => format!("dropped, {}", counter.name()),
+fn verdict(number: u32) -> Verdict {
+    let counter = Counter::ALL.iter().find(|counter| **counter as u32 == number);
+    let is_drop = counter.is_some_and(|counter| counter.is_drop());
+    let text = match counter {
+        Some(counter) if is_drop => format!("dropped, {}", counter.name()),
         Some(counter) => counter.name().to_owned(),
         None => "passed to the next hook".to_owned(),
-    }
+    };
+    Verdict { text, is_drop }
 }
 
 fn next(record: &TraceRecord) -> Option<Ipv4Addr> {
@@ -105,6 +106,7 @@ mod tests {
     use thuban_common::tables::{NO_COUNTER, TraceRecord};
 
     use super::{to_json, to_text};
+    use crate::program::policy::Denier;
 
     fn record(counter: u32) -> TraceRecord {
         TraceRecord {
@@ -119,14 +121,15 @@ mod tests {
             ports: [40000_u16.to_be(), 80_u16.to_be()],
             protocol: 6,
             point: 0,
-            padding: [0; 6],
+            rank: 0,
+            set: 0,
         }
     }
 
     #[test]
     fn a_record_reads_as_a_sentence() {
         assert_eq!(
-            to_text(&record(Counter::SentDirect as u32), 5_000_000_000),
+            to_text(&record(Counter::SentDirect as u32), 5_000_000_000, None),
             "+0.001234 agent_tc    interface 0     vni 100 10.0.1.2:40000 > 10.0.1.3:80 tcp 74 bytes: \
              sent_direct to 172.31.77.3"
         );
@@ -135,13 +138,59 @@ mod tests {
             ports: [0; 2],
             ..record(Counter::SpoofedMac as u32)
         };
-        assert!(to_text(&dropped, 0).ends_with("10.0.1.2 > 10.0.1.3 tcp 74 bytes: dropped, spoofed_mac"));
-        assert!(to_text(&record(NO_COUNTER), 0).contains("passed to the next hook"));
+        let text = to_text(&dropped, 0, None);
+        assert!(text.ends_with("10.0.1.2 > 10.0.1.3 tcp 74 bytes: dropped, spoofed_mac"));
+        assert!(to_text(&record(NO_COUNTER), 0, None).contains("passed to the next hook"));
+    }
+
+    #[test]
+    fn what_policy_denies_is_told_with_the_policies() {
+        let denied = |counter: Counter| TraceRecord {
+            next: [0; 4],
+            set: 9,
+            ..record(counter as u32)
+        };
+        let ends = |counter, denier: Option<&Denier>, end: &str| {
+            let text = to_text(&denied(counter), 0, denier);
+            assert!(text.ends_with(&format!(" bytes: {end}")), "{text}");
+        };
+        let isolated = Denier::NoRule {
+            policies: vec!["shop/default-deny".into(), "shop/within".into()],
+            more: 0,
+        };
+        let rule = Denier::Rule {
+            policy: "no-db".into(),
+            index: 2,
+        };
+        let (ingress, egress) = (Counter::PolicyIngress, Counter::PolicyEgress);
+        ends(
+            ingress,
+            Some(&isolated),
+            "dropped, policy_ingress by shop/default-deny, shop/within",
+        );
+        ends(egress, Some(&rule), "dropped, policy_egress by no-db rule 2");
+        ends(
+            Counter::ToHost,
+            Some(&rule),
+            "to_host, on its way out denied by no-db rule 2",
+        );
+        ends(
+            ingress,
+            None,
+            "dropped, policy_ingress by set 000009, whose rules only a running transitd knows",
+        );
+        let json = to_json(&denied(ingress), Some(&isolated));
+        assert_eq!(json["verdict"], "dropped, policy_ingress");
+        assert_eq!(
+            json["deniedBy"]["policies"],
+            serde_json::json!(["shop/default-deny", "shop/within"])
+        );
+        assert!(to_json(&record(Counter::Delivered as u32), None)["deniedBy"].is_null());
     }
 
     #[test]
     fn json_has_the_same() {
-        let json = to_json(&record(Counter::Delivered as u32));
+        let json = to_json(&record(Counter::Delivered as u32), None);
         assert_eq!(json["verdict"], "delivered");
         assert_eq!(
             (&json["destinationPort"], &json["vni"]),

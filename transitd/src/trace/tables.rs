@@ -1,11 +1,13 @@
-//! The maps TRACED and TRACE, and the flag in CONFIG.
+//! The map TRACED, and the flag in CONFIG.
 
 use std::path::Path;
 use std::time::Duration;
 
-use aya::maps::{Array, HashMap, Map, MapData, MapError, RingBuf};
+use aya::maps::{Array, HashMap, Map, MapData, MapError};
 use thiserror::Error;
-use thuban_common::tables::{CONFIG_TRACE, ConfigEntry, EndpointKey, TraceRecord};
+use thuban_common::tables::{CONFIG_TRACE, ConfigEntry, EndpointKey};
+
+use crate::follow::now;
 
 #[derive(Debug, Error)]
 pub enum TraceTableError {
@@ -19,45 +21,9 @@ pub enum TraceTableError {
     },
 }
 
-/// Returns nanoseconds since boot, by the programs' clock.
-pub fn now() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the kernel writes the structure that is ours.
-    #[allow(unsafe_code)]
-    unsafe {
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time)
-    };
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
-}
-
 pub struct TraceTables {
     traced: HashMap<MapData, EndpointKey, u64>,
     config: Array<MapData, ConfigEntry>,
-}
-
-/// Opens the records' ring buffer, and empties it of records that an earlier trace left unread.
-pub fn ring(maps: &Path) -> Result<RingBuf<MapData>, TraceTableError> {
-    let open = |source| TraceTableError::Open {
-        name: "TRACE",
-        source,
-    };
-    let data = MapData::from_pin(maps.join("TRACE")).map_err(open)?;
-    let mut ring = RingBuf::try_from(Map::RingBuf(data)).map_err(open)?;
-    while ring.next().is_some() {}
-    Ok(ring)
-}
-
-/// Decodes a record; `None` if there are too few bytes.
-pub fn decode(bytes: &[u8]) -> Option<TraceRecord> {
-    if bytes.len() < size_of::<TraceRecord>() {
-        return None;
-    }
-    // SAFETY: long enough, any bytes are a record, and the record is copied.
-    #[allow(unsafe_code)]
-    Some(unsafe { bytes.as_ptr().cast::<TraceRecord>().read_unaligned() })
 }
 
 impl TraceTables {

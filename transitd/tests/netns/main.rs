@@ -12,6 +12,7 @@ mod bandwidth;
 mod check;
 mod churn;
 mod clock;
+mod denials;
 mod dns;
 mod dual_stack;
 mod egress;

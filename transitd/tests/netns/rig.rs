@@ -366,6 +366,22 @@ impl Rig {
             .unwrap()
     }
 
+    /// Returns a verb of transitd that looks at this node, in the node's namespace.
+    pub fn verb(&self, verb: &str) -> Command {
+        let mut command = Command::new("nsenter");
+        command
+            .arg(format!("--net=/run/netns/{}", self.node()))
+            .arg(env!("CARGO_BIN_EXE_transitd"))
+            .arg(verb)
+            .arg("--bpffs")
+            .arg(self.files.bpffs())
+            .arg("--state-dir")
+            .arg(self.files.state())
+            .arg("--socket")
+            .arg(self.files.socket());
+        command
+    }
+
     /// Returns everything that attachments leave, in one list: empty when there is none.
     pub fn traces(&self) -> Vec<String> {
         let mut traces: Vec<String> = Vec::new();

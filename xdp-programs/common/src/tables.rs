@@ -371,7 +371,10 @@ pub struct TraceRecord {
     pub protocol: u8,
     /// The [`TracePoint`].
     pub point: u8,
-    pub padding: [u8; 6],
+    /// The rank of the rule of `set` that denies the packet, as in [`crate::policy::DenialKey`].
+    pub rank: u16,
+    /// The set of network policy that denies the packet; 0: none.
+    pub set: u32,
 }
 
 /// Program that a trace record comes from.

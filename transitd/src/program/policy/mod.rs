@@ -5,6 +5,7 @@
 
 mod blocks;
 mod compile;
+mod denier;
 mod entries;
 mod lists;
 mod store;
@@ -23,6 +24,7 @@ pub use crate::dataplane::policy::Change;
 use crate::dataplane::policy::PolicyEntries;
 use blocks::Prefix;
 use compile::Set;
+pub use denier::Denier;
 use entries::{Entries, key, plain};
 use store::Store;
 pub use store::{NoRoom, Retired, Usage};
@@ -175,6 +177,15 @@ impl PolicyTables {
     /// Returns the sets that deny all, because there is no room for them, and why.
     pub fn full(&self) -> impl Iterator<Item = ((Vni, PolicyId), NoRoom)> {
         self.full.iter().map(|(set, why)| (*set, *why))
+    }
+
+    /// Returns what denies a packet that a set denies by the rule of a rank, or by none (`NO_RULE`).
+    pub fn denier(&self, vni: Vni, id: PolicyId, rank: u16) -> Denier {
+        let vpc = self.vpcs.get(&vni);
+        match vpc.and_then(|vpc| vpc.sets.get(&id)) {
+            Some(set) => Denier::of(set.row(), rank, self.full.contains_key(&(vni, id))),
+            None => Denier::Unknown,
+        }
     }
 
     /// Returns the keys of the rows of classes and sets that are here.

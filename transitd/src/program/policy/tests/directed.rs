@@ -14,7 +14,7 @@ use super::maps::Maps;
 use super::{VNI, id};
 
 /// Returns an isolated set that has these rules.
-fn set(number: u32, rules: Vec<PolicyRule>) -> PolicySet {
+pub fn set(number: u32, rules: Vec<PolicyRule>) -> PolicySet {
     PolicySet {
         vni: VNI,
         id: id(number),
@@ -25,7 +25,7 @@ fn set(number: u32, rules: Vec<PolicyRule>) -> PolicySet {
 }
 
 /// Returns a rule that accepts nobody's packets.
-fn rule() -> PolicyRule {
+pub fn rule() -> PolicyRule {
     PolicyRule {
         tier: PolicyTier::NetworkPolicy,
         action: PolicyAction::Accept,

@@ -1,6 +1,7 @@
 //! The entries against the rows.
 
 mod bounds;
+mod denier;
 mod directed;
 mod judged;
 mod maps;

@@ -1,0 +1,190 @@
+//! Who denied a packet: `transitd denials` and `transitd trace` name the policies.
+
+use std::io::{BufRead, BufReader};
+use std::net::Ipv4Addr;
+use std::process::{Child, Command, Stdio};
+
+use serde_json::{Value, json};
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier};
+
+use crate::policies::{FAR, pod, rig_with};
+use crate::rig::{Rig, local};
+use crate::tcp::connect;
+
+const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
+const INGRESS: u32 = 9;
+const EGRESS: u32 = 10;
+
+/// Returns sets of a VPC with a network policy that accepts nobody, and a cluster policy that lets nobody out.
+fn sets() -> [Row; 2] {
+    let of_nobody = PolicyRule {
+        tier: PolicyTier::NetworkPolicy.into(),
+        action: PolicyAction::Accept.into(),
+        policy: "ns/default-deny".into(),
+        ..PolicyRule::default()
+    };
+    let ingress = PolicySetRow {
+        vni: 7,
+        id: INGRESS,
+        isolated: true,
+        rules: vec![of_nobody],
+        ..PolicySetRow::default()
+    };
+    let rule = PolicyRule {
+        tier: PolicyTier::Admin.into(),
+        action: PolicyAction::Deny.into(),
+        policy: "no-way-out".into(),
+        index: 2,
+        anyone: true,
+        ..PolicyRule::default()
+    };
+    let egress = PolicySetRow {
+        vni: 7,
+        id: EGRESS,
+        egress: true,
+        rules: vec![rule],
+        ..PolicySetRow::default()
+    };
+    [Row::PolicySet(ingress), Row::PolicySet(egress)]
+}
+
+fn judged(uid: &str, last: u8, ingress_set: u32, egress_set: u32) -> Row {
+    let Row::Local(row) = local(7, uid, last) else {
+        panic!("a local row")
+    };
+    Row::Local(LocalRow {
+        class: 1,
+        ingress_set,
+        egress_set,
+        ..row
+    })
+}
+
+/// A verb that says what it sees until its end.
+struct Follower(Child);
+
+impl Follower {
+    /// Starts it, and waits until it follows.
+    fn start(command: &mut Command) -> Self {
+        let mut child = command
+            .arg("--json")
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut first = String::new();
+        let mut said = BufReader::new(child.stderr.take().unwrap());
+        said.read_line(&mut first).unwrap();
+        assert!(first.contains("Ctrl-C ends it"), "{first}");
+        Self(child)
+    }
+
+    /// Waits for its end, and returns what it has said.
+    fn end(self) -> Vec<Value> {
+        let output = self.0.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        let lines = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
+        lines.collect::<Result<_, _>>().unwrap()
+    }
+}
+
+/// Returns what a verb says, a line each.
+fn say(command: &mut Command) -> Vec<String> {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.lines().map(ToOwned::to_owned).collect()
+}
+
+fn denials(rig: &Rig, arguments: &[&str]) -> Vec<String> {
+    say(rig.verb("denials").args(arguments))
+}
+
+#[test]
+fn who_denied_a_packet_is_named() {
+    let mut rig = rig_with(vec![]);
+    assert_eq!(denials(&rig, &[]), Vec::<String>::new());
+    let mut rows = sets().to_vec();
+    rows.extend([judged("p1", 5, INGRESS, 0), judged("p2", 6, 0, EGRESS)]);
+    rig.operator.push_and_wait(rows, vec![]);
+
+    let follow = ["--follow", "--pod", "ns/p1", "--count", "1", "--seconds", "30"];
+    let followed = Follower::start(rig.verb("denials").args(follow));
+    let traced = Follower::start(rig.verb("trace").args(["--pod", "ns/p1", "--seconds", "4"]));
+    let busy = rig.verb("denials").args(["--follow", "--seconds", "1"]).output();
+    let busy = busy.unwrap();
+    let busy = String::from_utf8(busy.stderr).unwrap();
+    assert!(
+        busy.contains("another `transitd denials --follow` runs"),
+        "{busy}"
+    );
+    assert!(connect(&pod(&rig, "p2"), FAR, 8080).is_err());
+    assert!(connect(&pod(&rig, "p2"), FIRST, 8080).is_err());
+
+    let by_default = json!({
+        "reason": "NoRule",
+        "policies": ["ns/default-deny"],
+        "morePolicies": 0,
+        "rule": null,
+        "set": "000009",
+    });
+    let followed = followed.end();
+    let [seen] = &followed[..] else {
+        panic!("{followed:?}")
+    };
+    assert_eq!(seen["by"], by_default);
+    assert_eq!(
+        [
+            &seen["direction"],
+            &seen["sourcePod"],
+            &seen["destinationPod"],
+            &seen["source"],
+            &seen["destination"]
+        ],
+        ["ingress", "ns/p2", "ns/p1", "10.0.1.6", "10.0.1.5"]
+    );
+    assert_eq!(
+        (&seen["protocol"], &seen["destinationPort"]),
+        (&json!(6), &json!(8080))
+    );
+    let traced = traced.end();
+    let denied = traced
+        .iter()
+        .find(|line| line["verdict"] == "dropped, policy_ingress");
+    assert_eq!(denied.unwrap()["deniedBy"], by_default);
+
+    // Later it is still known, with what was denied on the way out.
+    let lines = denials(&rig, &[]);
+    let has = |start: &str, end: &str| {
+        lines
+            .iter()
+            .any(|line| line.contains(start) && line.contains(end))
+    };
+    assert!(
+        has(
+            "Z ingress ns/p2 10.0.1.6:",
+            " > ns/p1 10.0.1.5:8080 tcp: no rule of ns/default-deny accepts it, packets: "
+        ),
+        "{lines:?}"
+    );
+    assert!(
+        has(
+            "Z egress outside ns/p2 10.0.1.6:",
+            " > 192.0.2.2:8080 tcp: denied by no-way-out rule 2, packets: "
+        ),
+        "{lines:?}"
+    );
+    assert_eq!((lines.len(), denials(&rig, &["--pod", "ns/p1"]).len()), (2, 1));
+    let nobody = rig.verb("denials").args(["--pod", "ns/p9"]).output().unwrap();
+    assert!(!nobody.status.success());
+
+    // Without the daemon the set is named, and nothing is lost.
+    rig.kill();
+    let lines = denials(&rig, &["--pod", "ns/p1"]);
+    assert!(
+        lines.len() == 1
+            && lines[0].contains("denied by set 000009, whose rules only a running transitd knows"),
+        "{lines:?}"
+    );
+}
