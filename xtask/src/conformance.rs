@@ -148,9 +148,6 @@ fn on_cluster(
         )?),
         _ => None,
     };
-    if program.is_some() || arguments.judged {
-        step("ClusterNetworkPolicy", || cluster_policies::define(&cluster))?;
-    }
     step("Thuban from install/", || install::run(NAME))?;
     if arguments.judged {
         step("a policy for all pods", || cluster_policies::judge_all(&cluster))?;

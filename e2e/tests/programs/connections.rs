@@ -468,7 +468,7 @@ fn a_client_with_affinity_keeps_its_backend_while_it_is_there() -> Result<()> {
 fn a_client_gets_any_backend_when_its_affinity_is_over() -> Result<()> {
     let mut world = world()?;
     let mut served = Served::new(100, 1, SERVICE, 80, TCP);
-    served.affinity = 60;
+    served.affinity = 10;
     let backends: Vec<_> = (40..50).map(backend).collect();
     served.by(&mut world.programs, &backends)?;
     let key = AffinityKey {
@@ -478,7 +478,7 @@ fn a_client_gets_any_backend_when_its_affinity_is_over() -> Result<()> {
     let mut seen = HashSet::from([chosen(&mut world, &segment(TCP, 40000))?]);
     for port in 40001..40020 {
         let mut entry: AffinityEntry = world.programs.get("AFFINITY", &key)?;
-        entry.time = entry.time.saturating_sub(61_000_000_000);
+        entry.time = entry.time.saturating_sub(11_000_000_000);
         world.programs.insert("AFFINITY", key, entry)?;
         let next = chosen(&mut world, &segment(TCP, port))?;
         ensure!(

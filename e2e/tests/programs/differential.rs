@@ -5,7 +5,12 @@
 use std::{collections::BTreeMap, env, time::SystemTime};
 
 use anyhow::{Context, Result, ensure};
-use thuban_common::{counters::Counter, tables::PathMtuEntry};
+use aya::maps::HashMap;
+use thuban_common::{
+    counters::Counter,
+    services::{FragmentEntry, FragmentKey},
+    tables::PathMtuEntry,
+};
 
 use crate::{
     fixture::judge,
@@ -59,8 +64,20 @@ fn compare(world: &mut World, model: &mut Model, role: Role, frame: &[u8]) -> Re
             .with_context(|| format!("verdict {}", outcome.verdict))
             .with_context(said)?;
         counted.extend(counter);
+        forget_fragments(world)?;
     }
     Ok(counted)
+}
+
+/// Forgets first fragments: the model knows none.
+fn forget_fragments(world: &mut World) -> Result<()> {
+    let map = world.programs.ebpf.map_mut("FRAGMENTS").context("FRAGMENTS")?;
+    let mut fragments: HashMap<_, FragmentKey, FragmentEntry> = map.try_into()?;
+    let keys: Vec<FragmentKey> = fragments.keys().collect::<Result<_, _>>()?;
+    for key in keys {
+        fragments.remove(&key)?;
+    }
+    Ok(())
 }
 
 /// Returns the counters of packets' ends.

@@ -122,7 +122,7 @@ mod tests {
 
     use super::{BTreeMap, Bandwidth, Limits, NetworkSpec, Remark, remarks};
 
-    fn limits(bandwidth: Value) -> Limits {
+    fn limits(bandwidth: &Value) -> Limits {
         let spec = json!({"vpc": "red", "cidrs": [], "bandwidth": bandwidth});
         Limits::of(&serde_json::from_value::<NetworkSpec>(spec).unwrap())
     }
@@ -142,36 +142,42 @@ mod tests {
         [egress, ingress].map(|rate| rate.map(|rate| rate.to_string()))
     }
 
-    fn rate(text: &str) -> Option<String> {
-        Some(text.to_owned())
+    fn rates(texts: [Option<&str>; 2]) -> [Option<String>; 2] {
+        texts.map(|text| text.map(str::to_owned))
     }
 
     #[test]
     fn a_pod_gets_what_it_asks_for_in_each_direction() {
-        let none = limits(json!(null));
+        let none = limits(&json!(null));
         assert_eq!(got(&none, None, None), [None, None]);
-        assert_eq!(got(&none, Some("10M"), None), [rate("10M"), None]);
-        assert_eq!(got(&none, None, Some("20M")), [None, rate("20M")]);
+        assert_eq!(got(&none, Some("10M"), None), rates([Some("10M"), None]));
+        assert_eq!(got(&none, None, Some("20M")), rates([None, Some("20M")]));
         assert_eq!(got(&none, Some("10 M"), Some("500")), [None, None]);
     }
 
     #[test]
     fn defaults_and_maxima_are_those_of_their_direction() {
-        let both = limits(json!({
+        let both = limits(&json!({
             "defaultEgress": "10M", "defaultIngress": "20M", "maxEgress": "100M", "maxIngress": "200M",
         }));
-        assert_eq!(got(&both, None, None), [rate("10M"), rate("20M")]);
-        assert_eq!(got(&both, Some("50M"), Some("50M")), [rate("50M"), rate("50M")]);
-        assert_eq!(got(&both, Some("1G"), Some("1G")), [rate("100M"), rate("200M")]);
+        assert_eq!(got(&both, None, None), rates([Some("10M"), Some("20M")]));
+        assert_eq!(
+            got(&both, Some("50M"), Some("50M")),
+            rates([Some("50M"), Some("50M")])
+        );
+        assert_eq!(
+            got(&both, Some("1G"), Some("1G")),
+            rates([Some("100M"), Some("200M")])
+        );
         assert_eq!(
             got(&both, Some("x"), Some("2P")),
-            [rate("10M"), rate("20M")],
+            rates([Some("10M"), Some("20M")]),
             "the default applies"
         );
-        let max = limits(json!({"maxEgress": "100M"}));
+        let max = limits(&json!({"maxEgress": "100M"}));
         assert_eq!(
             got(&max, None, None),
-            [rate("100M"), None],
+            rates([Some("100M"), None]),
             "no pod is above the maximum"
         );
     }
@@ -184,7 +190,7 @@ mod tests {
 
     #[test]
     fn remarks_name_the_annotation_and_the_remedy() {
-        let limits = limits(json!({"defaultIngress": "20M", "maxEgress": "100M"}));
+        let limits = limits(&json!({"defaultIngress": "20M", "maxEgress": "100M"}));
         assert_eq!(told(&limits, Some("100M"), Some("1G")), []);
         assert_eq!(told(&limits, None, None), []);
         let above = told(&limits, Some("101M"), None);

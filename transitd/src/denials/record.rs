@@ -139,18 +139,18 @@ mod tests {
         }
     }
 
-    fn isolated() -> Option<Denier> {
-        Some(Denier::NoRule {
+    fn isolated() -> Denier {
+        Denier::NoRule {
             policies: vec!["shop/default-deny".into(), "shop/within".into()],
             more: 0,
-        })
+        }
     }
 
     #[test]
     fn a_denial_reads_as_a_sentence() {
         let time = "2026-01-02T03:04:05.678Z";
         assert_eq!(
-            denial(0, TCP, isolated()).to_text(true),
+            denial(0, TCP, Some(isolated())).to_text(true),
             format!(
                 "{time} ingress shop/a 10.0.1.5:40000 > 10.0.1.6:80 tcp: \
                  no rule of shop/default-deny, shop/within accepts it"
@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn json_has_the_same_and_ports_only_of_protocols_with_ports() {
-        let shown = denial(0, TCP, isolated()).to_json();
+        let shown = denial(0, TCP, Some(isolated())).to_json();
         let expected = json!({
             "time": "2026-01-02T03:04:05.678000Z",
             "direction": "ingress",

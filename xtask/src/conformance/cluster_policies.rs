@@ -30,9 +30,6 @@ const TOOLS: GoTools = GoTools {
     binaries: &["cnp.test"],
 };
 
-/// The definition with all fields, the experimental ones too.
-const DEFINITION: &str = "config/crd/experimental/policy.networking.k8s.io_clusternetworkpolicies.yaml";
-
 /// The condition that says that all droplets judge by a policy.
 const PROVISIONED: &str = "Provisioned";
 
@@ -45,16 +42,6 @@ const SCTP: (&str, &str) = ("SCTP", "needs a kernel with SCTP sockets");
 pub fn program() -> Result<PathBuf> {
     let folder = progress::watched("building the tests of ClusterNetworkPolicies", || TOOLS.ensure())?;
     Ok(folder.join("cnp.test"))
-}
-
-/// Makes the kind ClusterNetworkPolicy known.
-pub fn define(cluster: &Cluster) -> Result<()> {
-    let file = TOOLS
-        .folder_of("sigs.k8s.io/network-policy-api")?
-        .join(DEFINITION);
-    let file = file.to_str().context("a path of Go's modules")?;
-    cluster.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", file])?;
-    Ok(())
 }
 
 /// Has policy judge the packets of all pods, and accept them.
