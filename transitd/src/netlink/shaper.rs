@@ -50,8 +50,8 @@ const MAX_BURST: u64 = 256 << 20;
 /// The longest queue.
 const MAX_QUEUE: u64 = 1 << 30;
 
-/// Whether the log says that `fq_codel` can't be had. Each limit asks for it again: a pod with rights on its network may
-/// have caused the failure for itself.
+/// Whether the log says that `fq_codel` can't be had. Each limit asks for it again: a pod with rights on its network
+/// may have caused the failure for itself.
 static IS_TOLD: AtomicBool = AtomicBool::new(false);
 
 /// Sizes of a token bucket, bytes.

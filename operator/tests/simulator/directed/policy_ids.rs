@@ -97,6 +97,12 @@ fn sets_of_one_hash_are_told_apart_under_the_next_leader() {
             let own = own.map(|(pod, policy)| (pod.to_owned(), format!("{EAST}/{policy}")));
             let are_told_apart = |state: &State| judges(state) == own;
             until(simulation, "each pod has its own set", are_told_apart).await;
+            // The next leader learns at once only of pods that droplets have attached.
+            until(simulation, "both pods are attached", |state| {
+                let droplets = state.droplets.values();
+                droplets.map(|droplet| droplet.attachments.len()).sum::<usize>() == own.len()
+            })
+            .await;
             first.crash();
             let next = operators::start(simulation);
             until(simulation, "a droplet has refused a set", |state| {
