@@ -141,13 +141,6 @@ fn on_cluster(
     }
     step("zones", || zones(&cluster))?;
     step("portmap", || cni_tools::portmap_on_nodes(&cluster))?;
-    let program = match arguments.suite {
-        Suite::Cnp => Some(step(
-            "tests of ClusterNetworkPolicies",
-            cluster_policies::program,
-        )?),
-        _ => None,
-    };
     step("Thuban from install/", || install::run(NAME))?;
     if arguments.judged {
         step("a policy for all pods", || cluster_policies::judge_all(&cluster))?;
@@ -155,17 +148,9 @@ fn on_cluster(
     step("CoreDNS", || {
         dns::wait_ready(&cluster).inspect_err(|_| diagnostics::print(&cluster))
     })?;
-    step("tests", || match program {
-        Some(program) => {
-            let timeout = arguments.suite.timeout();
-            cluster_policies::run(&program, &cluster, &arguments.focus, timeout)
-        }
-        None => suite::run(
-            tools,
-            &cluster,
-            arguments.suite,
-            &arguments.focus,
-            arguments.procs,
-        ),
+    let focus = &arguments.focus;
+    step("tests", || match arguments.suite {
+        Suite::Cnp => cluster_policies::run(&cluster, focus, Suite::Cnp.timeout()),
+        suite => suite::run(tools, &cluster, suite, focus, arguments.procs),
     })
 }

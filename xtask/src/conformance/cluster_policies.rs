@@ -1,13 +1,7 @@
 //! The conformance tests of ClusterNetworkPolicies: a Go program of network-policy-api, of which each subtest is a
 //! test.
 
-use std::{
-    collections::BTreeMap,
-    fs::{self, File},
-    io::{BufRead, BufReader, Write},
-    path::PathBuf,
-    process::{Command, Stdio},
-};
+use std::{collections::BTreeMap, process::Command};
 
 use anyhow::{Context, Result, bail};
 use thuban_cluster::Cluster;
@@ -30,66 +24,41 @@ const TOOLS: GoTools = GoTools {
     binaries: &["cnp.test"],
 };
 
-/// The condition that says that all droplets judge by a policy.
-const PROVISIONED: &str = "Provisioned";
-
 /// What an attempt by SCTP says on a kernel without SCTP sockets.
 const NO_SCTP: &str = "OTHER: protocol not supported";
 /// The tests that need SCTP sockets alone, and the reason for which they are left out.
 const SCTP: (&str, &str) = ("SCTP", "needs a kernel with SCTP sockets");
-
-/// Returns the test program; builds it first if it doesn't exist.
-pub fn program() -> Result<PathBuf> {
-    let folder = progress::watched("building the tests of ClusterNetworkPolicies", || TOOLS.ensure())?;
-    Ok(folder.join("cnp.test"))
-}
 
 /// Has policy judge the packets of all pods, and accept them.
 pub fn judge_all(cluster: &Cluster) -> Result<()> {
     let file = root().join("e2e/cnp/judged.yaml");
     let file = file.to_str().context("a path of this repository")?;
     cluster.kubectl(&["apply", "-f", file])?;
-    let condition = format!("--for=condition={PROVISIONED}");
-    cluster.kubectl(&["wait", &condition, "--timeout=2m", "clusternetworkpolicy/judged"])?;
+    let condition = "--for=condition=Provisioned";
+    cluster.kubectl(&["wait", condition, "--timeout=2m", "clusternetworkpolicy/judged"])?;
     Ok(())
 }
 
-/// Runs the tests whose name matches `focus`, and prints how each ended.
-pub fn run(program: &PathBuf, cluster: &Cluster, focus: &str, timeout: &str) -> Result<Vec<Outcome>> {
-    let folder = suite::folder();
-    let _ = fs::remove_dir_all(&folder);
-    fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
-    let log = folder.join("output.log");
-    let mut file = File::create(&log).with_context(|| format!("making {}", log.display()))?;
-    let mut child = Command::new(program)
+/// Builds the test program if it doesn't exist, runs the tests whose name matches `focus`, and prints how each ended.
+pub fn run(cluster: &Cluster, focus: &str, timeout: &str) -> Result<Vec<Outcome>> {
+    let program = progress::watched("building the tests of ClusterNetworkPolicies", || TOOLS.ensure())?;
+    let log = suite::fresh_folder()?.join("output.log");
+    let mut tests = Command::new(program.join("cnp.test"));
+    tests
         .env("KUBECONFIG", cluster.instance().kubeconfig())
         .args(["-test.v", "-test.timeout", timeout, "-all-features"])
         .arg(format!("-test.run=^TestConformance$/{focus}"))
-        .arg(format!("-test.skip=^TestConformance$/{}", SCTP.0))
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(file.try_clone()?)
-        .spawn()
-        .context("starting the tests")?;
-    let output = child.stdout.take().context("no output of the tests")?;
+        .arg(format!("-test.skip=^TestConformance$/{}", SCTP.0));
     let mut results = Results::default();
-    progress::watched("tests", || -> Result<()> {
-        for line in BufReader::new(output).split(b'\n') {
-            let line = line.context("reading the tests' output")?;
-            file.write_all(&line)?;
-            file.write_all(b"\n")?;
-            if let Some((result, name)) = results.take(&String::from_utf8_lossy(&line)) {
-                println!("    {result}: {name}");
-            }
-        }
-        Ok(())
+    let status = suite::watch(&mut tests, &log, |line| {
+        let (result, name) = results.take(line)?;
+        Some(format!("{result}: {name}"))
     })?;
-    let status = child.wait().context("waiting for the tests")?;
     let mut outcomes = results.outcomes();
     if outcomes.is_empty() {
         bail!("no test ended ({status}); see {}", log.display());
     }
-    if !status.success() && !outcomes.iter().any(Outcome::is_bad) {
+    if !status.success() && !results.has_failure() {
         bail!("the tests ended with {status}; see {}", log.display());
     }
     outcomes.push(Outcome {
@@ -107,7 +76,7 @@ struct Results {
     current: String,
     /// The last attempt that went wrong.
     attempt: String,
-    /// What each test waited for in vain, but for SCTP sockets.
+    /// What each test waited for in vain; SCTP sockets only if for nothing else.
     complaints: BTreeMap<String, String>,
     ended: BTreeMap<String, State>,
 }
@@ -136,13 +105,26 @@ impl Results {
         if text.contains("Expected connection") {
             text.clone_into(&mut self.attempt);
         } else if text.starts_with("Error:") || text.starts_with("panic:") {
-            let why = std::mem::take(&mut self.attempt);
-            if !why.contains(NO_SCTP) {
-                let why = if why.is_empty() { text.to_owned() } else { why };
-                self.complaints.insert(self.current.clone(), why);
+            let attempt = std::mem::take(&mut self.attempt);
+            let why = if attempt.is_empty() {
+                text.to_owned()
+            } else {
+                attempt
+            };
+            let known = self
+                .complaints
+                .entry(self.current.clone())
+                .or_insert_with(|| why.clone());
+            if known.contains(NO_SCTP) {
+                *known = why;
             }
         }
         None
+    }
+
+    /// Whether Go calls any test failed, even one that isn't runnable here.
+    fn has_failure(&self) -> bool {
+        self.ended.values().any(|state| *state == State::Failed)
     }
 
     /// Returns the tests that have no subtests: a test with some says only what they say.
@@ -155,7 +137,8 @@ impl Results {
         leaves
             .map(|(name, state)| {
                 let (state, why) = match (state, self.complaints.get(name)) {
-                    (State::Failed, None) => (State::NotRunnable, SCTP.1),
+                    (State::Passed, _) => (State::Passed, ""),
+                    (State::Failed, Some(why)) if why.contains(NO_SCTP) => (State::NotRunnable, SCTP.1),
                     (state, why) => (*state, why.map_or("", |why| why)),
                 };
                 Outcome {
@@ -179,24 +162,40 @@ mod tests {
                       === RUN   TestConformance/A/second\n    helper.go:1: Expected connection to fail from a to b\n\
                       === RUN   TestConformance/A/third\n\
                       \x20   helper.go:1: Expected connection to succeed. stderr: OTHER: protocol not supported\n\
-                      \x20   Error:   Condition never satisfied\n--- FAIL: TestConformance (2.0s)\n\
+                      \x20   Error:   Condition never satisfied\n\
+                      === RUN   TestConformance/A/fourth\n\
+                      \x20   helper.go:1: Expected connection to succeed. stderr: OTHER: protocol not supported\n\
+                      \x20   Error:   Condition never satisfied\n    apply.go:2: Expected connection to be dropped\n\
+                      \x20   Error:   Condition never satisfied\n\
+                      === RUN   TestConformance/A/fifth\n    apply.go:3: cannot apply\n\
+                      --- FAIL: TestConformance (2.0s)\n\
                       \x20   --- FAIL: TestConformance/A (2.0s)\n\
                       \x20       --- FAIL: TestConformance/A/first (1.0s)\n\
                       \x20       --- PASS: TestConformance/A/second (1.0s)\n\
-                      \x20       --- FAIL: TestConformance/A/third (1.0s)\n";
+                      \x20       --- FAIL: TestConformance/A/third (1.0s)\n\
+                      \x20       --- FAIL: TestConformance/A/fourth (1.0s)\n\
+                      \x20       --- FAIL: TestConformance/A/fifth (1.0s)\n";
         let mut results = Results::default();
         let ended = output.lines().filter(|line| results.take(line).is_some()).count();
-        assert_eq!(ended, 5);
+        assert_eq!(ended, 7);
+        assert!(results.has_failure());
         let outcome = |name: &str, state, why: &str| Outcome {
             name: format!("TestConformance/A/{name}"),
             state,
             why: why.into(),
         };
         let expected = [
+            // What says nothing of SCTP is a failure, whatever else it says.
+            outcome("fifth", State::Failed, ""),
             outcome(
                 "first",
                 State::Failed,
                 "helper.go:1: Expected connection to fail from a to b",
+            ),
+            outcome(
+                "fourth",
+                State::Failed,
+                "apply.go:2: Expected connection to be dropped",
             ),
             outcome("second", State::Passed, ""),
             outcome("third", State::NotRunnable, SCTP.1),

@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::{BufRead, BufReader, Write},
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
@@ -42,11 +42,17 @@ pub fn folder() -> PathBuf {
     root().join("target/conformance")
 }
 
-/// Runs the tests of the suite whose name matches `focus`, and prints how each ended.
-pub fn run(tools: &Path, cluster: &Cluster, suite: Suite, focus: &str, procs: u32) -> Result<Vec<Outcome>> {
+/// Makes [`folder`] anew.
+pub fn fresh_folder() -> Result<PathBuf> {
     let folder = folder();
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
+    Ok(folder)
+}
+
+/// Runs the tests of the suite whose name matches `focus`, and prints how each ended.
+pub fn run(tools: &Path, cluster: &Cluster, suite: Suite, focus: &str, procs: u32) -> Result<Vec<Outcome>> {
+    let folder = fresh_folder()?;
     let ginkgo = |report: &str, procs: u32| {
         let mut ginkgo = Command::new(tools.join("ginkgo"));
         ginkgo
@@ -101,7 +107,12 @@ pub fn run(tools: &Path, cluster: &Cluster, suite: Suite, focus: &str, procs: u3
         tests.args(["--skip", &exactly(&outcome.name)]);
     }
     tests.arg(&program).arg("--").args(&options);
-    watch(&mut tests, &folder.join("output.log"), planned.len())?;
+    let (mut lines, mut ended, count) = (Lines::default(), 0, planned.len());
+    watch(&mut tests, &folder.join("output.log"), |line| {
+        let (result, name) = lines.next(line)?;
+        ended += 1;
+        Some(format!("{ended} of {count}: {result}: {}", report::short(&name)))
+    })?;
     // The exit code only says that a test failed; a run without a report is an error.
     let mut outcomes = report::outcomes(&planned, &report::read(&folder.join("report.json"))?)?;
     outcomes.extend(left_out);
@@ -121,33 +132,32 @@ fn exactly(name: &str) -> String {
     pattern + "$"
 }
 
-/// Runs ginkgo with its output in `log`, and prints a line for each test that ended.
-fn watch(ginkgo: &mut Command, log: &Path, count: usize) -> Result<()> {
+/// Runs tests with their output in `log`, and prints what `told` makes of each line.
+pub fn watch(
+    tests: &mut Command,
+    log: &Path,
+    mut told: impl FnMut(&str) -> Option<String>,
+) -> Result<ExitStatus> {
     let mut file = File::create(log).with_context(|| format!("making {}", log.display()))?;
-    let mut child = ginkgo
+    let mut child = tests
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(file.try_clone()?)
         .spawn()
-        .context("starting ginkgo")?;
-    let output = child.stdout.take().context("no output of ginkgo")?;
-    let mut lines = Lines::default();
-    let mut ended = 0;
+        .context("starting the tests")?;
+    let output = child.stdout.take().context("no output of the tests")?;
     progress::watched("tests", || -> Result<()> {
         for line in BufReader::new(output).split(b'\n') {
-            let line = line.context("reading ginkgo's output")?;
+            let line = line.context("reading the tests' output")?;
             file.write_all(&line)?;
             file.write_all(b"\n")?;
-            let line = String::from_utf8_lossy(&line);
-            if let Some((result, name)) = lines.next(&line) {
-                ended += 1;
-                println!("    {ended} of {count}: {result}: {}", report::short(&name));
+            if let Some(told) = told(&String::from_utf8_lossy(&line)) {
+                println!("    {told}");
             }
         }
         Ok(())
     })?;
-    child.wait().context("waiting for ginkgo")?;
-    Ok(())
+    child.wait().context("waiting for the tests")
 }
 
 /// The state after the lines that were read so far.
