@@ -9,7 +9,11 @@ pub mod rigs;
 mod targets;
 pub mod testrun;
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -21,6 +25,53 @@ use super::{
     table::number,
 };
 use rigs::{cable, switch};
+
+/// What the command line says of a run.
+#[derive(clap::Args)]
+pub struct PlanArguments {
+    /// Number of runs of each case
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Duration in seconds of each stream and ping-pong. Measures that settle faster take half of it
+    #[arg(long, default_value_t = 3)]
+    seconds: u64,
+    /// Measure only these cases, separated by commas. A `*` at the end stands for the rest of a name. Default: all
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Measure only these metrics, separated by commas. Default: all
+    #[arg(long, value_delimiter = ',')]
+    metrics: Vec<String>,
+    /// Check only that everything works: one run of one second. The figures mean nothing
+    #[arg(long)]
+    quick: bool,
+    /// Folder that the results are written to
+    #[arg(long, default_value = "target/bench")]
+    output: PathBuf,
+}
+
+impl PlanArguments {
+    /// Runs a benchmark as they say.
+    pub fn run(self, benchmark: impl FnOnce(&Plan, &Path) -> Result<()>) -> ExitCode {
+        let (runs, seconds) = if self.quick {
+            (1, 1)
+        } else {
+            (self.runs.max(1), self.seconds.max(1))
+        };
+        let plan = Plan {
+            runs,
+            time: Duration::from_secs(seconds),
+            only: self.only,
+            metrics: self.metrics,
+        };
+        match benchmark(&plan, &self.output) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("error: {error:#}");
+                ExitCode::FAILURE
+            }
+        }
+    }
+}
 
 /// The plan of a run: the measurements and their lengths.
 #[derive(Clone, Debug)]
@@ -60,10 +111,34 @@ pub trait Case {
     fn measure(&mut self, plan: &Plan) -> Result<Vec<Sample>>;
 }
 
+/// The contents of the file that a benchmark of packets writes.
 #[derive(Serialize)]
-struct File<'a> {
+pub struct File<'a> {
     runs: usize,
     results: &'a [Series],
+}
+
+impl<'a> File<'a> {
+    pub fn new(plan: &Plan, results: &'a Results) -> Self {
+        Self {
+            runs: plan.runs,
+            results: &results.series,
+        }
+    }
+}
+
+/// Measures the cases in turns, and prints a line for each.
+pub fn take_turns(plan: &Plan, cases: &mut [Box<dyn Case>]) -> Result<Results> {
+    let mut results = Results::default();
+    for run in 1..=plan.runs {
+        for case in &mut *cases {
+            go_on()?;
+            let samples = case.measure(plan).with_context(|| case.name().to_owned())?;
+            println!("{run}/{} {:<26}{}", plan.runs, case.name(), line(&samples));
+            results.add(case.name(), &samples);
+        }
+    }
+    Ok(results)
 }
 
 /// Measures, prints the tables and writes `datapath.json`, `datapath.svg` and, if rsvg-convert is there,
@@ -78,20 +153,9 @@ pub fn run(plan: &Plan, folder: &Path) -> Result<()> {
         bail!("no case of these names gives these metrics");
     }
     println!("{} cases, set up in {:.0} s", cases.len(), session.seconds());
-    let mut results = Results::default();
-    for run in 1..=plan.runs {
-        for case in &mut cases {
-            go_on()?;
-            let samples = case.measure(plan).with_context(|| case.name().to_owned())?;
-            println!("{run}/{} {:<26}{}", plan.runs, case.name(), line(&samples));
-            results.add(case.name(), &samples);
-        }
-    }
+    let results = take_turns(plan, &mut cases)?;
     let tables = format!("{}\n{}", results.table(), targets::table(&results));
-    let file = File {
-        runs: plan.runs,
-        results: &results.series,
-    };
+    let file = File::new(plan, &results);
     session.finish(&tables, &file, plot::picture(&results).as_ref())
 }
 

@@ -10,20 +10,20 @@ mod rules;
 use std::{path::Path as Folder, rc::Rc};
 
 use anyhow::{Context, Result, bail};
-use serde::Serialize;
 
 use super::{
     datapath::{
-        Case, Plan,
+        Case, File, Plan,
         rigs::{Path, PathCase, cable},
+        take_turns,
     },
     go_on,
     report::{
         Bound::{self, AtLeast, AtMost},
         Session, judge,
     },
-    results::{Results, Sample, Series},
-    table::{Table, number},
+    results::{Results, Sample},
+    table::Table,
     traffic::Measure,
 };
 
@@ -98,39 +98,18 @@ impl Case for PolicyCase {
     }
 }
 
-#[derive(Serialize)]
-struct File<'a> {
-    runs: usize,
-    results: &'a [Series],
-}
-
 /// Measures, prints the tables and writes `policy.json`.
 pub fn run(plan: &Plan, folder: &Folder) -> Result<()> {
     let session = Session::begin("policy", folder)?;
     println!("setting up");
     let mut cases = cases(plan)?;
     println!("{} cases, set up in {:.0} s", cases.len(), session.seconds());
-    let mut results = Results::default();
-    for run in 1..=plan.runs {
-        for case in &mut cases {
-            go_on()?;
-            let samples = case.measure(plan).with_context(|| case.name().to_owned())?;
-            for sample in &samples {
-                let (name, value) = (case.name(), number(sample.value));
-                println!("{run}/{} {name:<16}{} {value}", plan.runs, sample.metric);
-            }
-            results.add(case.name(), &samples);
-        }
-    }
+    let results = take_turns(plan, &mut cases)?;
     let tables = format!("{}\n{}", results.table(), ratios(&results));
-    let file = File {
-        runs: plan.runs,
-        results: &results.series,
-    };
-    session.finish(&tables, &file, None)
+    session.finish(&tables, &File::new(plan, &results), None)
 }
 
-fn cases(plan: &Plan) -> Result<Vec<PolicyCase>> {
+fn cases(plan: &Plan) -> Result<Vec<Box<dyn Case>>> {
     let mut paths = Vec::new();
     for (name, rules) in CASES.iter().filter(|(name, _)| plan.wants_case(name)) {
         go_on()?;
@@ -142,14 +121,15 @@ fn cases(plan: &Plan) -> Result<Vec<PolicyCase>> {
         let path = nft::path(name, *addresses).with_context(|| format!("setting up {name}"))?;
         paths.push(Rc::new(path));
     }
-    let mut cases = Vec::new();
+    let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for measure in MEASURES.iter().filter(|measure| plan.wants(measure.metrics())) {
-        cases.extend(paths.iter().map(|path| {
-            PolicyCase(PathCase {
+        for path in &paths {
+            let case = PathCase {
                 path: Rc::clone(path),
                 measure: *measure,
-            })
-        }));
+            };
+            cases.push(Box::new(PolicyCase(case)));
+        }
     }
     if cases.is_empty() {
         bail!("no case of these names gives these metrics");
