@@ -51,11 +51,11 @@ pub fn remove_endpoint(name: &EndpointName, context: &Context) {
 pub fn sync_pod(pod: &Pod, context: &Context) {
     let namespace = pod.namespace().unwrap_or_default();
     let named = pod.annotations().get(ENDPOINT_ANNOTATION).cloned();
+    let asked = Bandwidth::asked(pod.annotations());
     for endpoint in named.into_iter().chain([pod.endpoint_name()]) {
         let name = (namespace.clone(), endpoint);
         let is_new = context.hub.read(|world| {
             let known = world.endpoint(&name);
-            let asked = Bandwidth::asked(pod.annotations());
             known.is_some_and(|known| known.profile != pod.profile || known.asked != asked)
         });
         let known = ObjectRef::<Endpoint>::new(&name.1).within(&namespace);
@@ -65,24 +65,18 @@ pub fn sync_pod(pod: &Pod, context: &Context) {
     }
 }
 
-/// Returns what policies see of the pod that has an endpoint. A pod that is gone keeps what it had.
-fn profile_of(
+/// Returns what policies see of the pod of an endpoint, and the bandwidth that it asks for. A pod that is gone keeps what
+/// it had.
+fn of_pod(
     endpoint: &Endpoint,
     known: Option<&world::Endpoint>,
     context: &Context,
-) -> Option<Arc<Profile>> {
-    match holder(endpoint, context) {
-        Some(pod) => pod.profile.clone(),
-        None => known_holder(endpoint, known)?.profile.clone(),
+) -> (Option<Arc<Profile>>, Bandwidth) {
+    if let Some(pod) = holder(endpoint, context) {
+        return (pod.profile.clone(), Bandwidth::asked(pod.annotations()));
     }
-}
-
-/// Returns the bandwidth that the pod of an endpoint asks for. A pod that is gone keeps what it had.
-fn asked_by(endpoint: &Endpoint, known: Option<&world::Endpoint>, context: &Context) -> Bandwidth {
-    match holder(endpoint, context) {
-        Some(pod) => Bandwidth::asked(pod.annotations()),
-        None => known_holder(endpoint, known).map_or_else(Bandwidth::default, |known| known.asked),
-    }
+    let known = pod_of(endpoint).and_then(|pod| known.filter(|known| known.pod.uid == pod.cni_uid));
+    known.map_or_else(Default::default, |known| (known.profile.clone(), known.asked))
 }
 
 /// Returns the pod that has an endpoint, while it is there.
@@ -92,12 +86,6 @@ pub fn holder(endpoint: &Endpoint, context: &Context) -> Option<Arc<Pod>> {
     let pod = ObjectRef::<Pod>::new(&reference.name).within(&namespace);
     let pod = context.stores.pods.get(&pod);
     pod.filter(|pod| pod.metadata.uid.as_ref() == Some(&reference.uid))
-}
-
-/// Returns what the world knows of an endpoint, if its pod had it then.
-fn known_holder<'a>(endpoint: &Endpoint, known: Option<&'a world::Endpoint>) -> Option<&'a world::Endpoint> {
-    let reference = pod_of(endpoint)?;
-    known.filter(|known| known.pod.uid == reference.cni_uid)
 }
 
 /// Sets an endpoint in the world. Returns the addresses that have, or had, another holder, or have one elsewhere.
@@ -216,6 +204,7 @@ fn world_endpoint(
         None if is_host => endpoint.spec.droplet.clone(),
         None => String::new(),
     };
+    let (profile, asked) = of_pod(endpoint, known, context);
     world::Endpoint {
         network: endpoint.spec.network.clone(),
         droplet: droplet_of(endpoint).to_owned(),
@@ -225,8 +214,8 @@ fn world_endpoint(
             name,
             uid: holder_uid(endpoint),
         },
-        profile: profile_of(endpoint, known, context),
-        asked: asked_by(endpoint, known, context),
+        profile,
+        asked,
         is_host,
         membership: membership.or(refused).unwrap_or(Membership::Waiting),
         ready: status.phase == Phase::Provisioned,
