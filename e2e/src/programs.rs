@@ -206,6 +206,12 @@ impl Programs {
         Ok(array.get(&index, 0)?)
     }
 
+    /// Has flows judged anew, as after a change of policy.
+    pub fn raise_epoch(&mut self) -> Result<()> {
+        let epoch: u32 = self.element("POLICY", 0)?;
+        self.set("POLICY", 0, epoch + 1)
+    }
+
     /// Makes the entry that counts a role's packets, as transitd does for a role that is here.
     pub fn count_load(&mut self, role: LoadKey) -> Result<()> {
         let mut loads: PerCpuHashMap<_, LoadKey, u64> =

@@ -17,6 +17,8 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::{Instant, Interval, Sleep, interval_at, sleep};
 
+use crate::boot;
+
 /// How long the programs write records without a renewal.
 pub const LEASE: Duration = Duration::from_secs(5);
 /// The most records of one [`Event`].
@@ -45,16 +47,7 @@ pub fn lock(path: &Path, verb: &'static str) -> Result<Flock<File>, FollowError>
 
 /// Returns nanoseconds since boot, by the programs' clock.
 pub fn now() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: the kernel writes the structure that is ours.
-    #[allow(unsafe_code)]
-    unsafe {
-        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time)
-    };
-    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+    boot::monotonic().as_nanos() as u64
 }
 
 pub enum Event<T> {

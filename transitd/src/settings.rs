@@ -71,6 +71,19 @@ pub struct PinSettings {
     pub layout: u32,
 }
 
+/// Where a verb finds what it tells of this node.
+#[derive(Args, Clone, Debug)]
+pub struct NodeSettings {
+    /// Folder of the daemon's files. The names of pods are read there.
+    #[arg(long, env = "THUBAN_STATE_DIR", default_value = "/var/lib/thuban")]
+    pub state_dir: PathBuf,
+    /// Unix socket of the daemon, which knows the names of policies.
+    #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
+    pub socket: PathBuf,
+    #[command(flatten)]
+    pub pins: PinSettings,
+}
+
 impl PinSettings {
     /// Returns the directory of this layout's maps and links.
     pub fn layout(&self) -> PathBuf {

@@ -8,7 +8,6 @@ mod record;
 mod tables;
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 use clap::Args;
 use thiserror::Error;
@@ -19,7 +18,7 @@ use crate::attachments::Attachment;
 use crate::attachments::store::{self, StoreError};
 use crate::follow::{self, Event, FollowError, Follower, LEASE};
 use crate::inspect::Deniers;
-use crate::settings::PinSettings;
+use crate::settings::NodeSettings;
 
 pub use tables::sweep;
 
@@ -44,14 +43,8 @@ pub struct TraceSettings {
     /// Print one JSON object for each packet.
     #[arg(long)]
     json: bool,
-    /// Folder of the daemon's files. --pod reads the pod's addresses there.
-    #[arg(long, env = "THUBAN_STATE_DIR", default_value = "/var/lib/thuban")]
-    state_dir: PathBuf,
-    /// Unix socket of the daemon, which knows the names of policies.
-    #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
-    socket: PathBuf,
     #[command(flatten)]
-    pins: PinSettings,
+    node: NodeSettings,
 }
 
 #[derive(Debug, Error)]
@@ -67,9 +60,9 @@ pub enum TraceError {
 }
 
 pub async fn run(settings: TraceSettings) -> Result<(), TraceError> {
-    let _lock = follow::lock(&settings.pins.maps(), "trace")?;
+    let _lock = follow::lock(&settings.node.pins.maps(), "trace")?;
     let keys = endpoints(&settings)?;
-    let mut tables = tables::TraceTables::open(&settings.pins.maps())?;
+    let mut tables = tables::TraceTables::open(&settings.node.pins.maps())?;
     let outcome = follow(&settings, &keys, &mut tables).await;
     tables.stop(&keys)?;
     outcome
@@ -84,10 +77,10 @@ fn endpoints(settings: &TraceSettings) -> Result<Vec<EndpointKey>, TraceError> {
         return Ok(vec![EndpointKey { vni, address }]);
     }
     let pod = settings.pod.clone().unwrap_or_default();
-    let attachments = store::observe(&settings.state_dir.join("attachments"))?;
+    let attachments = store::observe(&settings.node.state_dir.join("attachments"))?;
     let keys: Vec<EndpointKey> = attachments
         .iter()
-        .filter(|attachment| format!("{}/{}", attachment.pod_namespace, attachment.pod_name) == pod)
+        .filter(|attachment| attachment.pod() == pod)
         .flat_map(Attachment::keys)
         .collect();
     if keys.is_empty() {
@@ -101,9 +94,9 @@ async fn follow(
     keys: &[EndpointKey],
     tables: &mut tables::TraceTables,
 ) -> Result<(), TraceError> {
-    let mut deniers = Deniers::ask(settings.socket.clone());
+    let mut deniers = Deniers::ask(settings.node.socket.clone());
     let mut records: Follower<TraceRecord> =
-        Follower::open(&settings.pins.maps(), "TRACE", settings.seconds)?;
+        Follower::open(&settings.node.pins.maps(), "TRACE", settings.seconds)?;
     let mut left = settings.count.unwrap_or(u64::MAX);
     let start = follow::now();
     tables.start(keys, LEASE)?;

@@ -9,7 +9,7 @@ use thuban_common::{
         ethernet::{self, EthernetHeader},
         ip::IpPacket,
     },
-    policy::{MAX_ID, Stamp},
+    policy::{Stamp, in_vpc},
     tables::{
         AttachmentEntry, CONFIG_TRACE, DropletAddress, EndpointKey, NO_COUNTER, TracePoint, TraceRecord,
     },
@@ -118,7 +118,7 @@ fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
     if !is_wanted(packet.source) && !is_wanted(packet.destination) {
         return;
     }
-    let (set, rank) = denials::noted().map_or((0, 0), |key| (key.set as u32 & MAX_ID, key.rank));
+    let (set, rank) = denials::noted().map_or((0, 0), |key| (in_vpc(key.set).1, key.rank));
     let Some(mut record) = TRACE.reserve::<TraceRecord>(0) else {
         return;
     };

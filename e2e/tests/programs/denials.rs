@@ -12,7 +12,7 @@ use thuban_common::{
     policy::{
         Action, DENIAL_EGRESS, DENIAL_OUTSIDE, DENIALS_PER_WINDOW, Decision, DenialEntry, DenialKey,
         DenialRecord, GRANT_DENIES, Grant, GrantKey, LAST_POINT, ListEntry, ListKey, NO_RULE, PEER_OTHER,
-        PEER_OUTSIDE, PortRange, RANGES, Stamp, of_vpc, ranked,
+        PEER_OUTSIDE, PortRange, Stamp, of_vpc, ranked,
     },
     tables::{CONFIG_TRACE, CONFIG_TRANSIT_AT_XDP},
 };
@@ -68,8 +68,7 @@ fn at_home(world: &World, set: u32, rank: u16, flags: u16) -> DenialKey {
 
 /// Has the set deny the class by a rule of tier Admin, which has rank 7.
 fn deny(world: &mut World, set: u32, class: u32) -> Result<()> {
-    let mut ranges = [PortRange::default(); RANGES];
-    ranges[0] = PortRange {
+    let range = PortRange {
         first: 0,
         last: LAST_POINT,
         decision: Decision {
@@ -78,14 +77,8 @@ fn deny(world: &mut World, set: u32, class: u32) -> Result<()> {
         }
         .word(),
     };
-    let entry = ListEntry {
-        count: 1,
-        leads: 0,
-        ranges,
-    };
-    world
-        .programs
-        .insert("LISTS", ListKey { list: 9, part: 0 }, entry)?;
+    let key = ListKey { list: 9, part: 0 };
+    world.programs.insert("LISTS", key, ListEntry::new(&[range], 0))?;
     grant(world, set, of_vpc(VNI, class), 9, GRANT_DENIES)
 }
 

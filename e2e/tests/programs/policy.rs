@@ -9,8 +9,8 @@ use thuban_common::{
     counters::Counter,
     policy::{
         Action, BlockKey, Decision, FLOWS_OF_VPC, FlowEntry, GRANT_ASKS_BLOCKS, GRANT_DENIES, Grant,
-        GrantKey, ListEntry, ListKey, NO_RULE, PEER_OTHER, PortRange, RANGES, STAMP_GUARDED, STAMP_REPLY,
-        Stamp, of_vpc, point, ranked,
+        GrantKey, ListEntry, ListKey, NO_RULE, PEER_OTHER, PortRange, STAMP_GUARDED, STAMP_REPLY, Stamp,
+        of_vpc, point, ranked,
     },
     services::{ALL_FLOWS, ConnectionKey},
     tables::{AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_TAKES_XDP, LocalEntry},
@@ -29,7 +29,7 @@ use crate::{
 
 /// The endpoint on this droplet that policies are about, and one on another droplet; both in VPC 100.
 pub const HOME: Endpoint = BOUNCED;
-pub const AWAY: IpAddr = IpAddr::V4(ip(10, 0, 1, 50));
+const AWAY: IpAddr = IpAddr::V4(ip(10, 0, 1, 50));
 const AWAY6: IpAddr = IpAddr::V6(ip6(0, 1, 0x50));
 pub const FAMILIES: [(IpAddr, IpAddr); 2] = [(AWAY, IpAddr::V4(HOME.address)), (AWAY6, IpAddr::V6(HOME.v6))];
 pub const VNI: u32 = 100;
@@ -85,8 +85,7 @@ pub fn set_policies(world: &mut World, of: Endpoint, class: u32, [ingress, egres
 }
 
 pub fn raise_epoch(world: &mut World) -> Result<()> {
-    let epoch: u32 = world.programs.element("POLICY", 0)?;
-    world.programs.set("POLICY", 0, epoch + 1)
+    world.programs.raise_epoch()
 }
 
 pub fn grant(world: &mut World, set: u32, peer: u64, list: u32, flags: u32) -> Result<()> {
@@ -101,8 +100,7 @@ pub fn grant(world: &mut World, set: u32, peer: u64, list: u32, flags: u32) -> R
 
 /// Writes a list of one range of points, which a rule decides.
 fn list(world: &mut World, list: u32, first: u32, last: u32, action: Action) -> Result<()> {
-    let mut ranges = [PortRange::default(); RANGES];
-    ranges[0] = PortRange {
+    let range = PortRange {
         first,
         last,
         decision: Decision {
@@ -111,12 +109,8 @@ fn list(world: &mut World, list: u32, first: u32, last: u32, action: Action) -> 
         }
         .word(),
     };
-    let entry = ListEntry {
-        count: 1,
-        leads: 0,
-        ranges,
-    };
-    world.programs.insert("LISTS", ListKey { list, part: 0 }, entry)
+    let key = ListKey { list, part: 0 };
+    world.programs.insert("LISTS", key, ListEntry::new(&[range], 0))
 }
 
 /// Writes a set that lets a class in at a port of a protocol, and nothing else.
@@ -139,7 +133,7 @@ pub fn ensure_in(outcome: &Outcome) -> Result<()> {
     Ok(())
 }
 
-pub fn ensure_out(outcome: &Outcome, reason: Counter) -> Result<()> {
+fn ensure_out(outcome: &Outcome, reason: Counter) -> Result<()> {
     let counted = &outcome.counted;
     ensure!(
         counted.len() == 1 && counted.contains_key(reason.name()),

@@ -65,6 +65,11 @@ impl Attachment {
         self.id.container_id == HOST_ID
     }
 
+    /// Returns the pod as namespace/name.
+    pub fn pod(&self) -> String {
+        format!("{}/{}", self.pod_namespace, self.pod_name)
+    }
+
     pub fn key(&self) -> EndpointKey {
         EndpointKey {
             vni: self.vni,

@@ -5,18 +5,16 @@
 mod pods;
 mod record;
 
-use std::path::PathBuf;
-
 use clap::Args;
 use thiserror::Error;
-use thuban_common::policy::{DenialKey, DenialRecord, MAX_ID};
+use thuban_common::policy::{DenialRecord, in_vpc};
 
 use crate::attachments::store::StoreError;
 use crate::dataplane::denials::{self, Followed};
 use crate::dataplane::tables::TableError;
 use crate::follow::{self, Event, FollowError, Follower, LEASE};
 use crate::inspect::Deniers;
-use crate::settings::PinSettings;
+use crate::settings::NodeSettings;
 
 use pods::Pods;
 use record::Denial;
@@ -41,14 +39,8 @@ pub struct DenialsSettings {
     /// Print one JSON object for each line.
     #[arg(long)]
     json: bool,
-    /// Folder of the daemon's files. The names of pods are read there.
-    #[arg(long, env = "THUBAN_STATE_DIR", default_value = "/var/lib/thuban")]
-    state_dir: PathBuf,
-    /// Unix socket of the daemon, which knows the names of policies.
-    #[arg(long, env = "THUBAN_SOCKET", default_value = thuban_proto::DEFAULT_CNI_SOCKET)]
-    socket: PathBuf,
     #[command(flatten)]
-    pins: PinSettings,
+    node: NodeSettings,
 }
 
 #[derive(Debug, Error)]
@@ -63,15 +55,10 @@ pub enum DenialsError {
     Follow(#[from] FollowError),
 }
 
-/// Returns the id of a key's set in its VPC, and the VPC's number.
-pub const fn set_of(key: &DenialKey) -> (u32, u32) {
-    ((key.set >> 24) as u32, key.set as u32 & MAX_ID)
-}
-
 pub async fn run(settings: DenialsSettings) -> Result<(), DenialsError> {
     let mut printer = Printer {
-        deniers: Deniers::ask(settings.socket.clone()),
-        pods: Pods::read(&settings.state_dir)?,
+        deniers: Deniers::ask(settings.node.socket.clone()),
+        pods: Pods::read(&settings.node.state_dir)?,
         settings,
     };
     if let Some(pod) = &printer.settings.pod
@@ -82,7 +69,7 @@ pub async fn run(settings: DenialsSettings) -> Result<(), DenialsError> {
     if printer.settings.follow {
         return printer.follow().await;
     }
-    for record in denials::read(&printer.settings.pins.maps())? {
+    for record in denials::read(&printer.settings.node.pins.maps())? {
         printer.print(record).await;
     }
     Ok(())
@@ -96,7 +83,7 @@ struct Printer {
 
 impl Printer {
     async fn follow(&mut self) -> Result<(), DenialsError> {
-        let pins = self.settings.pins.clone();
+        let pins = self.settings.node.pins.clone();
         // `transitd trace` locks the directory of maps.
         let _lock = follow::lock(&pins.layout(), "denials --follow")?;
         let mut followed = Followed::open(&pins.maps())?;
@@ -118,7 +105,7 @@ impl Printer {
                 Event::Renewal => {
                     renew()?;
                     // Pods come and go.
-                    self.pods = Pods::read(&self.settings.state_dir)?;
+                    self.pods = Pods::read(&self.settings.node.state_dir)?;
                 }
                 Event::End => break,
             }
@@ -133,7 +120,7 @@ impl Printer {
         {
             return false;
         }
-        let (vni, set) = set_of(&record.key);
+        let (vni, set) = in_vpc(record.key.set);
         let denial = Denial {
             time: record::wall_clock(record.entry.time),
             names: self.pods.names(&record),

@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use thuban_common::policy::DenialRecord;
+use thuban_common::policy::{DenialRecord, in_vpc};
 use thuban_common::tables::EndpointKey;
 
-use super::set_of;
 use crate::attachments::store::{self, StoreError};
 
 /// The pods by their addresses, and by the host's ends of their interfaces.
@@ -23,7 +22,7 @@ impl Pods {
             if attachment.is_host() {
                 continue;
             }
-            let pod = format!("{}/{}", attachment.pod_namespace, attachment.pod_name);
+            let pod = attachment.pod();
             pods.by_address
                 .extend(attachment.keys().map(|key| (key, pod.clone())));
             pods.by_interface.insert(attachment.host_ifindex, pod);
@@ -46,7 +45,7 @@ impl Pods {
 
     /// Returns the pods that the packet is from and to, those of them that are on this node.
     pub fn names(&self, record: &DenialRecord) -> [Option<String>; 2] {
-        let (vni, _) = set_of(&record.key);
+        let (vni, _) = in_vpc(record.key.set);
         [record.entry.source, record.entry.destination]
             .map(|address| self.by_address.get(&EndpointKey { vni, address }).cloned())
     }

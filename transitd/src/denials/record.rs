@@ -3,9 +3,8 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
 use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
-use thuban_common::policy::{DENIAL_EGRESS, DENIAL_OUTSIDE, DenialRecord};
+use thuban_common::policy::{DENIAL_EGRESS, DENIAL_OUTSIDE, DenialRecord, in_vpc};
 
-use super::set_of;
 use crate::follow;
 use crate::program::policy::Denier;
 use crate::words::{address, by, denied_by, end, names, protocol};
@@ -63,13 +62,13 @@ impl Denial {
             self.time,
             self.direction(),
             protocol(entry.protocol),
-            reason(self.denier.as_ref(), set_of(&self.record.key).1),
+            reason(self.denier.as_ref(), in_vpc(self.record.key.set).1),
         )
     }
 
     pub fn to_json(&self) -> Value {
         let DenialRecord { key, entry } = &self.record;
-        let (vni, set) = set_of(key);
+        let (vni, set) = in_vpc(key.set);
         let [source_port, destination_port] = ports(entry.protocol, entry.ports).map(u16::from_be);
         json!({
             "time": format!("{:.6}", self.time),

@@ -25,7 +25,10 @@ pub async fn run(node: Arc<Node>) {
     let mut failed = BTreeSet::new();
     loop {
         tokio::select! {
-            _ = scan.tick() => failed.clear(),
+            _ = scan.tick() => {
+                failed.clear();
+                forget_gone(&node);
+            }
             changed = changes.changed() => if changed.is_err() {
                 return;
             },
@@ -50,12 +53,6 @@ pub async fn run(node: Arc<Node>) {
 fn due(node: &Node) -> Vec<(AttachmentId, u64)> {
     let state = node.state();
     let attachments = state.attachments.values();
-    node.shaped.retain(
-        &attachments
-            .clone()
-            .map(|attachment| attachment.generation)
-            .collect(),
-    );
     attachments
         .filter(|attachment| {
             let rates = state.rates(attachment);
@@ -63,6 +60,13 @@ fn due(node: &Node) -> Vec<(AttachmentId, u64)> {
         })
         .map(|attachment| (attachment.id.clone(), attachment.generation))
         .collect()
+}
+
+/// Forgets the limits of attachments that are gone. No later attachment has the generation of one.
+fn forget_gone(node: &Node) {
+    let state = node.state();
+    let generations = state.attachments.values().map(|attachment| attachment.generation);
+    node.shaped.retain(&generations.collect());
 }
 
 /// Gives an attachment its limits. Waits for an ADD or a DEL of the attachment that is under way, and does nothing if

@@ -100,6 +100,12 @@ pub const fn of_vpc(vni: u32, id: u32) -> u64 {
     (vni as u64) << 24 | id as u64
 }
 
+/// Returns the VPC, and the class or set in it, of a number that [`of_vpc`] returned.
+#[inline(always)]
+pub const fn in_vpc(number: u64) -> (u32, u32) {
+    ((number >> 24) as u32, number as u32 & MAX_ID)
+}
+
 /// Key of GRANTS.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -261,6 +267,20 @@ pub struct ListEntry {
     /// Whether the ranges lead to parts (1), or say what is decided (0).
     pub leads: u32,
     pub ranges: [PortRange; RANGES],
+}
+
+impl ListEntry {
+    /// Returns a part with these ranges, at most [`RANGES`].
+    #[cfg(any(test, feature = "user"))]
+    pub fn new(of: &[PortRange], leads: u32) -> Self {
+        let mut ranges = [PortRange::default(); RANGES];
+        ranges[..of.len()].copy_from_slice(of);
+        Self {
+            count: of.len() as u32,
+            leads,
+            ranges,
+        }
+    }
 }
 
 /// A range of [`point`]s and what is decided there.
@@ -696,8 +716,7 @@ mod tests {
     impl Tables {
         fn new(grants: &[(u64, u32, u32)], block: Option<u32>, lists: &[(u32, u16)]) -> Self {
             let entry = |(_, rest): &(u32, u16)| {
-                let mut ranges = [PortRange::default(); RANGES];
-                ranges[0] = PortRange {
+                let range = PortRange {
                     first: point(TCP, 80),
                     last: point(TCP, 90),
                     decision: Decision {
@@ -706,11 +725,7 @@ mod tests {
                     }
                     .word(),
                 };
-                ListEntry {
-                    count: 1,
-                    leads: 0,
-                    ranges,
-                }
+                ListEntry::new(&[range], 0)
             };
             let grant = |(peer, list, flags): &(u64, u32, u32)| {
                 let (list, flags) = (*list, *flags);

@@ -7,7 +7,7 @@ use aya::maps::{HashMap, LpmTrie, Map, MapData, lpm_trie::Key};
 use thuban_common::{
     policy::{
         Action, BlockKey, Decision, FlowEntry, GRANT_ASKS_BLOCKS, GRANT_DENIES, Grant, GrantKey, LAST_POINT,
-        ListEntry, ListKey, NO_RULE, PEER_OTHER, PortRange, RANGES, of_vpc, ranked,
+        ListEntry, ListKey, NO_RULE, PEER_OTHER, PortRange, of_vpc, ranked,
     },
     services::{ALL_FLOWS, ConnectionKey},
     tables::{AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LocalEntry},
@@ -50,7 +50,7 @@ pub fn isolate(nodes: &mut [Node], count: usize) -> Result<()> {
             flags: LOCAL_HAS_POLICY,
         };
         programs.set_local(key(VNI, Ipv4Addr::new(10, 0, 0, number)), local)?;
-        raise_epoch(programs)?;
+        programs.raise_epoch()?;
     }
     Ok(())
 }
@@ -74,11 +74,11 @@ pub fn prove(path: &mut Path) -> Result<()> {
     let server = programs(nodes.last_mut().context("no node")?)?;
     let accepted = server.get::<GrantKey, Grant>("GRANTS", &peer(INGRESS, CLASS))?;
     grant(server, peer(INGRESS, CLASS), 0, GRANT_DENIES)?;
-    raise_epoch(server)?;
+    server.raise_epoch()?;
     let passes = ping(&path.client, path.address, 56)?;
     ensure!(!passes, "a ping comes through, whatever the rules say");
     server.insert("GRANTS", peer(INGRESS, CLASS), accepted)?;
-    raise_epoch(server)?;
+    server.raise_epoch()?;
     ensure!(ping(&path.client, path.address, 56)?, "no ping comes through");
     Ok(())
 }
@@ -114,8 +114,7 @@ fn programs(node: &mut Node) -> Result<&mut Programs> {
 
 /// Writes a set that accepts [`CLASS`] by its last rule.
 fn fill(programs: &mut Programs, set: u32, count: usize) -> Result<()> {
-    let mut ranges = [PortRange::default(); RANGES];
-    ranges[0] = PortRange {
+    let range = PortRange {
         first: 0,
         last: LAST_POINT,
         decision: Decision {
@@ -124,16 +123,11 @@ fn fill(programs: &mut Programs, set: u32, count: usize) -> Result<()> {
         }
         .word(),
     };
-    let list = ListEntry {
-        count: 1,
-        leads: 0,
-        ranges,
-    };
     let key = ListKey {
         list: ALL_PORTS,
         part: 0,
     };
-    programs.insert("LISTS", key, list)?;
+    programs.insert("LISTS", key, ListEntry::new(&[range], 0))?;
     let asks = if count == 0 { 0 } else { GRANT_ASKS_BLOCKS };
     grant(programs, other(set), 0, GRANT_DENIES | asks)?;
     for number in 0..u32::try_from(count)? {
@@ -179,9 +173,4 @@ fn block(programs: &mut Programs, set: u32, of: Ipv4Addr) -> Result<()> {
         flags: GRANT_DENIES,
     };
     Ok(blocks.insert(&Key::new(64 + 128, data), entry, 0)?)
-}
-
-fn raise_epoch(programs: &mut Programs) -> Result<()> {
-    let epoch: u32 = programs.element("POLICY", 0)?;
-    programs.set("POLICY", 0, epoch + 1)
 }

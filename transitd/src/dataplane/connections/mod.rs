@@ -11,7 +11,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData};
-use nix::time::{ClockId, clock_gettime};
 use thuban_common::policy::FlowEntry;
 use thuban_common::services::{
     ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONNECTIONS_CAPACITY,
@@ -24,6 +23,7 @@ use thuban_common::tables::{Address, EndpointKey};
 use super::reserve::Shared;
 use super::tables::{Hash, TableError, access, capacity, data, hash, lookup, lru, open, take};
 use super::walk::Walk;
+use crate::boot;
 pub use flows::FLOWS;
 use life::{Seen, UNANSWERED_DATAGRAM, life};
 
@@ -123,7 +123,7 @@ impl Connections {
         vpcs: usize,
         backends: impl Fn(&ServiceKey) -> Option<Backends>,
     ) -> Result<Scan, TableError> {
-        let now = now();
+        let now = boot::monotonic();
         let before = self.counts()?;
         let mut known: HashMap<ServiceKey, Option<Backends>> = HashMap::new();
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
@@ -438,11 +438,6 @@ fn reverse(key: &ConnectionKey, entry: &ConnectionEntry) -> ConnectionKey {
 
 fn endpoint(vni: u32, address: [u8; 16]) -> EndpointKey {
     EndpointKey { vni, address }
-}
-
-/// Returns the time of the programs' clock.
-fn now() -> Duration {
-    clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(Duration::ZERO, Duration::from)
 }
 
 #[cfg(test)]

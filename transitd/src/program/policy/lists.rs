@@ -61,16 +61,12 @@ pub fn parts(ranges: usize) -> usize {
 
 /// Returns the parts of a list, by their numbers.
 pub fn tree(content: &[PortRange]) -> Vec<ListEntry> {
-    let mut parts = vec![ListEntry {
-        count: 0,
-        leads: 0,
-        ranges: [PortRange::default(); RANGES],
-    }];
+    let mut parts = vec![ListEntry::new(&[], 0)];
     let mut level = content.to_vec();
     let mut leads = 0;
     while level.len() > RANGES {
         let above = level.chunks(RANGES).map(|ranges| {
-            parts.push(part(ranges, leads));
+            parts.push(ListEntry::new(ranges, leads));
             PortRange {
                 first: ranges[0].first,
                 last: ranges[ranges.len() - 1].last,
@@ -80,18 +76,8 @@ pub fn tree(content: &[PortRange]) -> Vec<ListEntry> {
         level = above.collect();
         leads = 1;
     }
-    parts[0] = part(&level, leads);
+    parts[0] = ListEntry::new(&level, leads);
     parts
-}
-
-fn part(of: &[PortRange], leads: u32) -> ListEntry {
-    let mut ranges = [PortRange::default(); RANGES];
-    ranges[..of.len()].copy_from_slice(of);
-    ListEntry {
-        count: of.len() as u32,
-        leads,
-        ranges,
-    }
 }
 
 #[cfg(test)]
