@@ -65,8 +65,8 @@ pub fn sync_pod(pod: &Pod, context: &Context) {
     }
 }
 
-/// Returns what policies see of the pod of an endpoint, and the bandwidth that it asks for. A pod that is gone keeps what
-/// it had.
+/// Returns what policies see of the pod of an endpoint, and the bandwidth that it asks for. A pod that is gone keeps
+/// what it had.
 fn of_pod(
     endpoint: &Endpoint,
     known: Option<&world::Endpoint>,
