@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::fs;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
 use crate::requests::{self, Failure, LATE, Load, Way, under_load};
@@ -67,12 +68,16 @@ fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr), waits: Duration) -> Load<'a> {
     }
 }
 
-/// Counters of all nodes at one time.
+/// Counters of all nodes at one time, and what the machine's kernel has dropped because a CPU had too many packets to
+/// work on.
 pub struct Counted(BTreeMap<(String, String), u64>);
 
 impl Counted {
     pub fn now(cluster: &Cluster) -> Self {
-        Self(counters(cluster).unwrap_or_default())
+        let mut counters = counters(cluster).unwrap_or_default();
+        let dropped = backlog_drops().unwrap_or_default();
+        counters.insert(("machine".into(), "backlog_dropped".into()), dropped);
+        Self(counters)
     }
 
     /// Returns the counters that have grown since, and by how much.
@@ -86,6 +91,17 @@ impl Counted {
         }
         told
     }
+}
+
+/// Returns how many packets did not fit into the queues of the machine's CPUs: the second column of `softnet_stat`,
+/// hexadecimal, one line for each CPU (`net/core/net-procfs.c`).
+fn backlog_drops() -> Result<u64> {
+    let table = fs::read_to_string("/proc/net/softnet_stat")?;
+    let drops = table.lines().map(|line| {
+        let column = line.split_whitespace().nth(1).context("no second column")?;
+        Ok(u64::from_str_radix(column, 16)?)
+    });
+    drops.sum()
 }
 
 /// Returns the counters by node and name.

@@ -18,8 +18,8 @@ const NAME: &str = "rolling";
 const REPLICAS: u64 = 4;
 const ROLLOUTS: usize = 2;
 /// How long a pod still serves, in seconds: until all clients send elsewhere, and a request that was under way is
-/// answered.
-const GRACE: u64 = 6;
+/// answered. A server without CPU for some seconds is late (see [`LATE`]), and must not be ended before it answers.
+const GRACE: u64 = 15;
 
 fn deployment() -> Value {
     let mut pod = netexec_manifest("red", NAME, "", None);
@@ -32,7 +32,7 @@ fn deployment() -> Value {
             "strategy": {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 1}},
             "template": {
                 "metadata": {"labels": {"app": NAME}},
-                "spec": {"containers": [container], "terminationGracePeriodSeconds": 30},
+                "spec": {"containers": [container], "terminationGracePeriodSeconds": GRACE + 20},
         }},
     })
 }
