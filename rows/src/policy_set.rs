@@ -1,6 +1,7 @@
 //! A set: all that network policy says of an endpoint in one direction.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -66,6 +67,12 @@ pub struct Block {
     pub range: IpNet,
     /// Within the range.
     pub except: Vec<IpNet>,
+}
+
+impl Block {
+    pub fn holds(&self, address: IpAddr) -> bool {
+        self.range.contains(&address) && !self.except.iter().any(|except| except.contains(&address))
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -76,6 +76,20 @@ impl Policy {
         }
     }
 
+    /// Returns a rule that accepts nobody. It says which policy isolates, if the policy has no other rule.
+    pub fn naming_rule(&self) -> PolicyRule {
+        PolicyRule {
+            tier: self.tier,
+            action: PolicyAction::Accept,
+            policy: Arc::clone(&self.name),
+            index: 0,
+            anyone: false,
+            groups: BTreeSet::new(),
+            blocks: Vec::new(),
+            ports: Vec::new(),
+        }
+    }
+
     /// Returns a policy that isolates all pods of a namespace, and accepts nothing.
     pub fn closing_all(name: &str, namespace: &str) -> Self {
         let all = Namespaces::Named(namespace.to_owned());

@@ -137,7 +137,7 @@ pub type Seen = (Arc<str>, Option<Arc<Policy>>);
 
 /// Returns the name of the policy that closes all pods of a namespace. No NetworkPolicy has it.
 fn closing_name(namespace: &str) -> String {
-    format!("{namespace}/")
+    format!("{namespace}/*")
 }
 
 /// What the policies of a namespace that count have together.

@@ -16,6 +16,7 @@
 //! | `limits`, `set_room` | how much the NetworkPolicies of a namespace may say together |
 //! | `profile` | what a pod has that policies see, shared by pods that have the same |
 //! | `sets` | content of classes and sets, and their ids |
+//! | `served` | what sets say of services that nodes serve |
 //! | `registry` | the contents that a VPC has, by id |
 //! | `rollout` | the steps in which the endpoints of a VPC pass from old policies to new ones |
 //! | `oracle` | the same once more, simple and slow, for tests |
@@ -33,6 +34,7 @@ mod profile;
 mod registry;
 mod rollout;
 mod selector;
+mod served;
 mod set_room;
 mod sets;
 #[cfg(test)]
@@ -53,6 +55,7 @@ pub use malformed::{Malformed, Problem};
 pub use profile::Profile;
 pub use rollout::{Assignment, News, Rollout, Wanted};
 pub use selector::Labels;
+pub use served::{BackendKind, Served, ServedBackend, ServedPort};
 pub use sets::{ClassContent, SetContent, TooManyRules};
 
 use compiled::{Compiled, Policy};
@@ -67,6 +70,8 @@ pub struct Policies {
     nodes: Vec<Node>,
     /// Those that change with the nodes.
     of_nodes: BTreeMap<String, ClusterNetworkPolicySpec>,
+    /// The services that nodes serve for the pods of each VPC; none: no such service.
+    served: HashMap<String, Vec<Served>>,
     /// By [`Policy::name`]: that of a NetworkPolicy has a slash, that of a ClusterNetworkPolicy hasn't.
     by_name: HashMap<Arc<str>, Arc<Policy>>,
     /// The NetworkPolicies of each namespace.
@@ -97,11 +102,13 @@ pub struct Touched {
     pub all: bool,
     /// All pods of these namespaces.
     pub namespaces: BTreeSet<String>,
+    /// All pods of these VPCs.
+    pub vpcs: BTreeSet<String>,
 }
 
 impl Touched {
     pub fn is_empty(&self) -> bool {
-        !self.all && self.namespaces.is_empty()
+        !self.all && self.namespaces.is_empty() && self.vpcs.is_empty()
     }
 
     fn note(&mut self, group: &Group) {
@@ -194,9 +201,7 @@ impl Policies {
     /// Whether a policy selects a pod.
     pub fn selects(&self, name: &str, member: &Member) -> bool {
         let policy = self.by_name.get(name).filter(|_| !member.on_host_network);
-        let unknown = Labels::new();
-        let labels = self.namespaces.get(member.namespace).unwrap_or(&unknown);
-        policy.is_some_and(|policy| policy.subject.selects(&Selectable::new(member, labels)))
+        policy.is_some_and(|policy| policy.subject.selects(&self.selectable(member)))
     }
 
     /// Whether pods must be applied again.
@@ -300,6 +305,29 @@ impl Policies {
         }
     }
 
+    /// Sets the services that nodes serve for the pods of a VPC.
+    pub fn set_served(&mut self, vpc: &str, served: Vec<Served>) {
+        if self.served(vpc) == served {
+            return;
+        }
+        self.touched.vpcs.insert(vpc.to_owned());
+        if served.is_empty() {
+            self.served.remove(vpc);
+        } else {
+            self.served.insert(vpc.to_owned(), served);
+        }
+    }
+
+    /// Forgets the services that nodes serve: no policy applies to a pod.
+    pub fn forget_served(&mut self) {
+        self.served.clear();
+    }
+
+    /// Returns the services that nodes serve for the pods of a VPC.
+    pub fn served(&self, vpc: &str) -> &[Served] {
+        self.served.get(vpc).map_or(&[], Vec::as_slice)
+    }
+
     /// Returns what the policies say of a pod.
     pub fn apply(&self, member: &Member) -> Applied {
         self.match_all(member).0
@@ -310,14 +338,8 @@ impl Policies {
         if member.on_host_network {
             return (Applied::default(), 0);
         }
-        let unknown = Labels::new();
-        let pod = Selectable::new(member, self.namespaces.get(member.namespace).unwrap_or(&unknown));
-        let named = member.ports.iter().filter(|port| self.has_name(&port.name));
-        let (peers, matched) = self.peers.selecting(&pod);
-        let class = ClassContent {
-            groups: peers.into_iter().map(|(group, ())| group.id()).collect(),
-            names: named.cloned().collect(),
-        };
+        let pod = self.selectable(member);
+        let (class, matched) = self.match_class(member, &pod);
         let (selecting, matched_subjects) = self.subjects.selecting(&pod);
         let selecting = selecting.into_iter();
         let policies = selecting.filter_map(|(_, name)| self.by_name.get(name));
@@ -325,7 +347,7 @@ impl Policies {
         policies.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
         let mut too_many = Vec::new();
         let mut set = |direction| {
-            let content = SetContent::of(direction, &policies, member.ports);
+            let content = SetContent::of(direction, &policies, member.ports, self.served(member.vpc));
             content.unwrap_or_else(|error| {
                 too_many.push(error);
                 Some(SetContent::deny_all(direction))
@@ -339,6 +361,30 @@ impl Policies {
             too_many,
         };
         (applied, matched + matched_subjects)
+    }
+
+    /// Returns the class of a pod.
+    pub fn class(&self, member: &Member) -> ClassContent {
+        if member.on_host_network {
+            return ClassContent::default();
+        }
+        self.match_class(member, &self.selectable(member)).0
+    }
+
+    fn selectable<'a>(&'a self, member: &Member<'a>) -> Selectable<'a> {
+        static UNKNOWN: Labels = Labels::new();
+        Selectable::new(member, self.namespaces.get(member.namespace).unwrap_or(&UNKNOWN))
+    }
+
+    /// Returns the class of a pod, and against how many groups it was matched.
+    fn match_class(&self, member: &Member, pod: &Selectable) -> (ClassContent, usize) {
+        let named = member.ports.iter().filter(|port| self.has_name(&port.name));
+        let (peers, matched) = self.peers.selecting(pod);
+        let class = ClassContent {
+            groups: peers.into_iter().map(|(group, ())| group.id()).collect(),
+            names: named.cloned().collect(),
+        };
+        (class, matched)
     }
 
     /// Whether classes have ports of the name.

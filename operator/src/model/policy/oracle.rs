@@ -54,7 +54,8 @@ pub struct Pod {
 /// One end of a packet: a pod, or an address outside.
 #[derive(Clone, Copy, Debug)]
 pub struct End<'a> {
-    pub address: IpAddr,
+    /// None: an address in another VPC, which blocks don't hold.
+    pub address: Option<IpAddr>,
     pub pod: Option<&'a Pod>,
 }
 
@@ -66,6 +67,30 @@ pub struct Packet<'a> {
     pub protocol: u8,
     /// The destination's; 0 if the protocol has none.
     pub port: u16,
+    /// If the destination is a service that nodes serve: its backends, each with its port.
+    pub behind: &'a [(End<'a>, u16)],
+}
+
+impl Packet<'_> {
+    /// Whether a rule is about the packet: about the address that the sender uses, or about all backends behind it. A
+    /// rule that denies is about the packet if it is about one of them.
+    fn is_of(&self, denies: bool, rule: impl Fn(&Packet) -> bool) -> bool {
+        let is_behind = |(to, port): &(End, u16)| {
+            rule(&Packet {
+                to: *to,
+                port: *port,
+                behind: &[],
+                ..*self
+            })
+        };
+        let mut behind = self.behind.iter();
+        rule(self)
+            || if denies {
+                behind.any(is_behind)
+            } else {
+                !self.behind.is_empty() && behind.all(is_behind)
+            }
+    }
 }
 
 impl Pod {
@@ -215,8 +240,8 @@ impl Objects {
         if is_unknown || has_names && action != RuleAction::Accept {
             return (action != RuleAction::Accept).then_some(RuleAction::Deny);
         }
-        let other = if is_egress { packet.to } else { packet.from };
-        let matches = peers.iter().any(|peer| {
+        let is_its = |packet: &Packet, peer: &ClusterNetworkPolicyEgressPeer| {
+            let other = if is_egress { packet.to } else { packet.from };
             let is_block = !peer.networks.is_empty() || peer.nodes.is_some();
             let is_peer = if !peer.networks.is_empty() {
                 peer.networks.iter().any(|network| holds(network, other.address))
@@ -225,7 +250,7 @@ impl Objects {
                     .nodes
                     .iter()
                     .filter(|(labels, _)| selects(peer.nodes.as_ref(), labels));
-                nodes.any(|(_, addresses)| addresses.contains(&other.address))
+                nodes.any(|(_, addresses)| other.address.is_some_and(|address| addresses.contains(&address)))
             } else {
                 let pod = other.pod.filter(|pod| !pod.on_host_network);
                 pod.is_some_and(|pod| self.is_selected(pod, peer.namespaces.as_ref(), peer.pods.as_ref()))
@@ -233,8 +258,11 @@ impl Objects {
             let names = names(packet, is_egress && is_block);
             is_peer
                 && (protocols.is_empty() || protocols.iter().any(|given| is_protocol(given, packet, &names)))
-        });
-        matches.then_some(action)
+        };
+        let matches = |packet: &Packet| peers.iter().any(|peer| is_its(packet, peer));
+        packet
+            .is_of(action == RuleAction::Deny, matches)
+            .then_some(action)
     }
 
     fn network_policy_accepts(
@@ -244,20 +272,19 @@ impl Objects {
         packet: &Packet,
         is_egress: bool,
     ) -> bool {
-        let other = if is_egress { packet.to } else { packet.from };
-        let rule = |peers: Option<&Vec<NetworkPolicyPeer>>, ports: Option<&Vec<NetworkPolicyPort>>| {
+        type Peers = Option<Vec<NetworkPolicyPeer>>;
+        type Ports = Option<Vec<NetworkPolicyPort>>;
+        let is_its = |packet: &Packet, peers: &Peers, ports: &Ports| {
+            let other = if is_egress { packet.to } else { packet.from };
             let is_port = |is_block: bool| {
                 let names = names(packet, is_egress && is_block);
-                ports.is_none_or(Vec::is_empty)
-                    || ports
-                        .into_iter()
-                        .flatten()
-                        .any(|port| is_port(port, packet, &names))
+                ports.as_ref().is_none_or(Vec::is_empty)
+                    || ports.iter().flatten().any(|port| is_port(port, packet, &names))
             };
-            if peers.is_none_or(Vec::is_empty) {
+            if peers.as_ref().is_none_or(Vec::is_empty) {
                 return is_port(false);
             }
-            peers.into_iter().flatten().any(|peer| match &peer.ip_block {
+            peers.iter().flatten().any(|peer| match &peer.ip_block {
                 Some(block) => {
                     let mut except = block.except.iter().flatten();
                     holds(&block.cidr, other.address)
@@ -267,12 +294,13 @@ impl Objects {
                 None => self.is_peer(namespace, peer, other) && is_port(false),
             })
         };
+        let rule = |peers: &Peers, ports: &Ports| packet.is_of(false, |packet| is_its(packet, peers, ports));
         if is_egress {
             let mut rules = spec.egress.iter().flatten();
-            rules.any(|given| rule(given.to.as_ref(), given.ports.as_ref()))
+            rules.any(|given| rule(&given.to, &given.ports))
         } else {
             let mut rules = spec.ingress.iter().flatten();
-            rules.any(|given| rule(given.from.as_ref(), given.ports.as_ref()))
+            rules.any(|given| rule(&given.from, &given.ports))
         }
     }
 
@@ -337,10 +365,11 @@ fn names(packet: &Packet, is_of_addresses: bool) -> BTreeSet<NamedPort> {
     pod.map(|pod| pod.ports.clone()).unwrap_or_default()
 }
 
-fn holds(network: &str, address: IpAddr) -> bool {
+fn holds(network: &str, address: Option<IpAddr>) -> bool {
+    let network = network.parse::<IpNet>().ok();
     network
-        .parse::<IpNet>()
-        .is_ok_and(|network| network.contains(&address))
+        .zip(address)
+        .is_some_and(|(network, address)| network.contains(&address))
 }
 
 fn is_port(given: &NetworkPolicyPort, packet: &Packet, names: &BTreeSet<NamedPort>) -> bool {

@@ -185,7 +185,9 @@ impl<E: Ord + Clone> Rollout<E> {
                 return id;
             }
             if let Err(error) = self.room.admit(namespace, set) {
-                has_room = Err(error);
+                if set.says_anything() {
+                    has_room = Err(error);
+                }
                 return self.intern(namespace, &SetContent::deny_all(set.direction()));
             }
             self.intern(namespace, set)

@@ -14,6 +14,7 @@ use thuban_proto::transit as proto;
 use thuban_rows::{Class, MAX_RULES, NamedPort, PolicyId, PolicyPorts, PolicyRule, PolicySet, PolicyTier};
 
 use super::compiled::{Direction, Policy};
+use super::served::Served;
 
 /// A class: what peers of policies select the pod, and which of its ports they name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -96,22 +97,31 @@ impl SetContent {
         self.rules.iter().map(rule).sum()
     }
 
-    /// Returns what policies, in the order in which they are asked, say to a pod with these ports. None: nothing.
+    /// Returns what policies, in the order in which they are asked, say to a pod with these ports, for whose VPC nodes
+    /// serve these services. None: nothing.
     pub(super) fn of(
         direction: Direction,
         policies: &[&Policy],
         ports: &BTreeSet<NamedPort>,
+        served: &[Served],
     ) -> Result<Option<Self>, TooManyRules> {
         let speaking = policies.iter().filter(|policy| policy.rules(direction).is_some());
         let is_isolated = speaking
             .clone()
             .any(|policy| policy.tier == PolicyTier::NetworkPolicy);
         let asked = speaking.filter(|policy| !is_isolated || policy.tier != PolicyTier::Baseline);
-        let rules = asked.filter_map(|policy| policy.rules(direction)).flatten();
-        let rules: Vec<Arc<PolicyRule>> = match direction {
-            Direction::Ingress => rules.filter_map(|rule| resolve(rule, ports)).collect(),
-            Direction::Egress => rules.cloned().collect(),
-        };
+        let mut rules: Vec<Arc<PolicyRule>> = Vec::new();
+        for policy in asked {
+            let own = policy.rules(direction).into_iter().flatten();
+            let count = rules.len();
+            match direction {
+                Direction::Ingress => rules.extend(own.filter_map(|rule| resolve(rule, ports))),
+                Direction::Egress => rules.extend(own.flat_map(|rule| with_served(rule, served))),
+            }
+            if rules.len() == count && policy.tier == PolicyTier::NetworkPolicy {
+                rules.push(Arc::new(policy.naming_rule()));
+            }
+        }
         if rules.len() > MAX_RULES {
             let count = rules.len();
             return Err(TooManyRules { direction, count });
@@ -122,6 +132,13 @@ impl SetContent {
             is_isolated,
             rules,
         }))
+    }
+
+    /// Whether the set says anything else than one that denies all.
+    pub fn says_anything(&self) -> bool {
+        let is_of_somebody =
+            |rule: &Arc<PolicyRule>| rule.anyone || !rule.groups.is_empty() || !rule.blocks.is_empty();
+        !self.is_isolated || self.rules.iter().any(is_of_somebody)
     }
 
     pub const fn direction(&self) -> Direction {
@@ -139,6 +156,15 @@ impl SetContent {
             rules: Vec::new(),
         }
     }
+}
+
+/// Yields a rule, and what it says of services that nodes serve.
+fn with_served<'a>(
+    rule: &'a Arc<PolicyRule>,
+    served: &'a [Served],
+) -> impl Iterator<Item = Arc<PolicyRule>> + 'a {
+    let of_services = served.iter().filter_map(|service| service.rule(rule));
+    std::iter::once(Arc::clone(rule)).chain(of_services.map(Arc::new))
 }
 
 /// Puts the pod's own ports in the place of names. None: the pod has none of them, and the rule matches nothing.

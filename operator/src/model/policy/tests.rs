@@ -1,4 +1,5 @@
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use fastrand::Rng;
@@ -7,9 +8,10 @@ use thuban_api::identifiers::Vni;
 use thuban_proto::transit as proto;
 use thuban_rows::{Class, MAX_RULES, NamedPort, PolicyPorts, PolicySet};
 
-use super::oracle::{Generator, NAMESPACES, Objects, Pod, read_set};
+use super::oracle::{End, Generator, NAMESPACES, Objects, Packet, Pod, read_set};
 use super::{
-    Applied, ClassContent, Direction, Labels, Malformed, Node, Policies, Problem, SetContent, Touched,
+    Applied, BackendKind, ClassContent, Direction, Labels, Malformed, Node, Policies, Problem, Served,
+    ServedBackend, ServedPort, SetContent, Touched,
 };
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
@@ -81,8 +83,15 @@ fn a_pod_without_policies_is_plain_and_has_no_sets() {
 #[test]
 fn a_policy_without_rules_isolates() {
     let applied = Policies::default().with_network_policy("closed", json!({})).web();
+    let names = |set: &SetContent| {
+        set.rules
+            .iter()
+            .map(|rule| rule.policy.to_string())
+            .collect::<Vec<_>>()
+    };
     let ingress = applied.ingress.unwrap();
-    assert!(ingress.is_isolated && !ingress.is_egress && ingress.rules.is_empty());
+    assert!(ingress.is_isolated && !ingress.is_egress && !ingress.says_anything());
+    assert_eq!(names(&ingress), ["red/closed"], "who isolates is named");
     assert_eq!(applied.egress, None);
     let both = json!({"policyTypes": ["Ingress", "Egress"]});
     let egress = Policies::default()
@@ -90,7 +99,8 @@ fn a_policy_without_rules_isolates() {
         .web()
         .egress
         .unwrap();
-    assert!(egress.is_isolated && egress.is_egress && egress.rules.is_empty());
+    assert!(egress.is_isolated && egress.is_egress && !egress.says_anything());
+    assert_eq!(names(&egress), ["red/closed"]);
 }
 
 #[test]
@@ -310,6 +320,7 @@ fn a_retained_group_stays_in_classes_until_it_is_forgotten() {
     let red = Touched {
         all: false,
         namespaces: ["red".to_owned()].into(),
+        vpcs: BTreeSet::new(),
     };
     assert_eq!(policies.take_touched(), red, "the subjects");
     policies.forget_retired(&class.groups, &["http".into()].into());
@@ -399,13 +410,70 @@ fn judge(random: &mut Generator, objects: &Objects, policies: &Policies, judged:
             }
         });
         let class = applied[other].as_ref().map(|applied| &applied.class);
-        let given = read_set(set, class, ends[other].address, packet.protocol, packet.port);
+        let given = read_set(
+            set,
+            class,
+            ends[other].address.unwrap(),
+            packet.protocol,
+            packet.port,
+        );
         let expected = objects.accept(&packet, is_egress);
         let report = || format!("is_egress {is_egress} {packet:#?}\n{set:#?}\n{class:#?}\n{objects:#?}");
         assert_eq!(given, expected, "{}", report());
         if set.is_some() {
             judged.0[usize::from(given)] += 1;
         }
+    }
+}
+
+/// Asks for one packet to a service that nodes serve what the objects say and what the sender's egress set says.
+fn judge_served(random: &mut Generator, objects: &Objects, policies: &mut Policies, judged: &mut Judged) {
+    let (protocol, behind) = random.backends(objects);
+    let (pod, address) = loop {
+        let packet = random.packet(objects);
+        if let (Some(pod), None) = (packet.from.pod, packet.to.pod) {
+            break (pod, packet.to.address.unwrap());
+        }
+    };
+    let from = End {
+        address: None,
+        pod: Some(pod),
+    };
+    let to = End {
+        address: Some(address),
+        pod: None,
+    };
+    let packet = Packet {
+        from,
+        to,
+        protocol,
+        port: 1,
+        behind: &behind,
+    };
+    let backends = behind.iter().map(|(end, port)| ServedBackend {
+        kind: match end.pod {
+            Some(pod) => BackendKind::Pod(Arc::new(policies.class(&pod.member()))),
+            None => BackendKind::Outside(end.address.unwrap()),
+        },
+        port: *port,
+    });
+    let port = ServedPort {
+        protocol: packet.protocol,
+        port: packet.port,
+        backends: backends.collect(),
+    };
+    let served = Served {
+        address,
+        ports: vec![port],
+    };
+    policies.set_served(&pod.vpc, vec![served]);
+    let set = policies.apply(&pod.member()).egress;
+    policies.set_served(&pod.vpc, Vec::new());
+    let given = read_set(set.as_ref(), None, address, packet.protocol, packet.port);
+    let expected = objects.accept(&packet, true);
+    assert_eq!(given, expected, "{packet:#?}\n{set:#?}\n{objects:#?}");
+    if set.is_some() {
+        judged.0[usize::from(given)] += 1;
     }
 }
 
@@ -428,7 +496,7 @@ fn rows_say_of_each_packet_what_the_objects_say() {
     println!("THUBAN_SEED={seed}");
     let decisions = number("THUBAN_DECISIONS").unwrap_or(100_000);
     let mut random = Generator(Rng::with_seed(seed));
-    let mut judged = Judged::default();
+    let (mut judged, mut served) = (Judged::default(), Judged::default());
     for _ in 0..decisions / 400 {
         let mut objects = random.objects();
         let mut policies = objects.policies();
@@ -436,6 +504,9 @@ fn rows_say_of_each_packet_what_the_objects_say() {
             change(&mut random, &mut objects, &mut policies);
             for _ in 0..20 {
                 judge(&mut random, &objects, &policies, &mut judged);
+            }
+            for _ in 0..5 {
+                judge_served(&mut random, &objects, &mut policies, &mut served);
             }
         }
         let scratch = objects.policies();
@@ -445,9 +516,8 @@ fn rows_say_of_each_packet_what_the_objects_say() {
             assert_eq!(applied, scratch.apply(&pod.member()), "{objects:#?}");
         }
     }
-    println!("denied and accepted: {judged:?}");
-    assert!(
-        judged.0.iter().all(|count| *count > decisions as usize / 10),
-        "{judged:?}"
-    );
+    println!("denied and accepted: {judged:?}; of services that nodes serve: {served:?}");
+    let has_both = |judged: &Judged, least: usize| judged.0.iter().all(|count| *count > least);
+    assert!(has_both(&judged, decisions as usize / 10), "{judged:?}");
+    assert!(has_both(&served, decisions as usize / 100), "{served:?}");
 }

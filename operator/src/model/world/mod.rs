@@ -6,6 +6,7 @@
 mod contribute;
 mod policy;
 mod roles;
+mod served;
 mod services;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -244,6 +245,7 @@ impl World {
             self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
         }
         if set(&mut self.vpcs, name, vpc) {
+            self.enforcement.known_served.note_service();
             self.touch_vpc(name);
             self.touch_policy_rows(name);
             let endpoints = self.endpoints_where(|network| network.vpc == name);
@@ -257,6 +259,7 @@ impl World {
         if set(&mut self.networks, name, network) {
             let new = self.networks.get(name).map(|network| network.vpc.clone());
             self.touch_network(name);
+            self.enforcement.known_served.note_service();
             self.touch_services_of(name);
             self.touch_policies_of(name);
             for vpc in old.into_iter().chain(new) {

@@ -13,6 +13,7 @@ use thuban_api::ClusterNetworkPolicySpec;
 use thuban_rows::{PolicyId, Row};
 
 use super::contribute::share;
+use super::served::KnownServed;
 use super::{Endpoint, EndpointName, Membership, Owner, Rows, World, set};
 use crate::model::policy::{
     Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout, TooManyRules, Wanted,
@@ -30,12 +31,13 @@ type Alike = HashMap<(String, String, usize), Wanted>;
 
 #[derive(Debug)]
 pub(super) struct Enforcement {
-    policies: Policies,
+    pub(super) policies: Policies,
     nodes: BTreeMap<String, Node>,
     /// The policies don't have these nodes yet.
     has_other_nodes: bool,
+    pub(super) known_served: KnownServed,
     /// By VPC.
-    rollouts: BTreeMap<String, Rollout<EndpointName>>,
+    pub(super) rollouts: BTreeMap<String, Rollout<EndpointName>>,
     /// The VPC in whose rollout an endpoint is.
     homes: BTreeMap<EndpointName, String>,
     /// The version of the policies that were applied to all endpoints.
@@ -62,6 +64,7 @@ impl Default for Enforcement {
             policies: Policies::that_retain(),
             nodes: BTreeMap::new(),
             has_other_nodes: false,
+            known_served: KnownServed::default(),
             rollouts: BTreeMap::new(),
             homes: BTreeMap::new(),
             applied: 0,
@@ -108,6 +111,7 @@ impl Enforcement {
 
     /// Takes note of a change of an endpoint.
     pub(super) fn note(&mut self, name: &EndpointName, old: Option<&Endpoint>, new: Option<&Endpoint>) {
+        self.known_served.note_endpoint(name);
         if old.map(Endpoint::holder) != new.map(Endpoint::holder) {
             self.fresh.insert(name.clone());
         } else if old.map(|old| &old.profile) != new.map(|new| &new.profile) {
@@ -222,7 +226,9 @@ impl World {
     /// Whether [`Self::roll_out`] would change something now.
     pub fn has_policy_news(&self) -> bool {
         let enforcement = &self.enforcement;
-        let has_changed = enforcement.policies.has_touched() || enforcement.has_other_nodes;
+        let has_changed = enforcement.policies.has_touched()
+            || enforcement.has_other_nodes
+            || enforcement.known_served.is_stale();
         has_changed && !enforcement.is_idle()
             || !enforcement.stale.is_empty()
             || enforcement.rollouts.values().any(Rollout::is_dirty)
@@ -246,6 +252,7 @@ impl World {
             let nodes = self.enforcement.nodes.values().cloned().collect();
             self.enforcement.policies.set_nodes(nodes);
         }
+        self.renew_served();
         self.apply_fresh();
         self.apply_stale();
         let unfinished = self.vpcs_of_stale();
@@ -415,6 +422,9 @@ impl World {
                 let own = own.map(|(name, _)| name).take_while(|name| name.0 == namespace);
                 self.enforcement.stale.extend(own.cloned());
             }
+            let homes = self.enforcement.homes.iter();
+            let own = homes.filter(|(_, home)| touched.vpcs.contains(*home));
+            self.enforcement.stale.extend(own.map(|(name, _)| name.clone()));
         }
         self.enforcement.is_complete = true;
         self.enforcement.applied = self.enforcement.policies.version();
@@ -449,14 +459,17 @@ impl World {
 
     /// Applies policies to an endpoint. Returns how much work that was.
     fn apply(&mut self, name: &EndpointName, is_fresh: bool, alike: &mut Alike) -> usize {
-        let endpoint = self.endpoints.get(name);
-        let network = endpoint.and_then(|endpoint| self.networks.get(&endpoint.network));
-        let seen = endpoint.zip(network).and_then(|(endpoint, network)| {
-            let member = member(name, endpoint, &network.vpc)?;
-            Some((endpoint, network.vpc.clone(), member))
-        });
-        let Some((endpoint, vpc, member)) = seen else {
+        let Some(vpc) = self.seen(name).map(|(_, member)| member.vpc.to_owned()) else {
             self.enforcement.leave(name);
+            return 1;
+        };
+        if !self.enforcement.rollouts.contains_key(&vpc) {
+            let mut rollout = Rollout::default();
+            self.enforce(&vpc, &mut rollout);
+            self.enforcement.rollouts.insert(vpc.clone(), rollout);
+            self.begin_served(&vpc);
+        }
+        let Some((endpoint, member)) = self.seen(name) else {
             return 1;
         };
         let profile = endpoint
@@ -471,11 +484,6 @@ impl World {
         if self.enforcement.homes.get(name) != Some(&vpc) {
             self.enforcement.leave(name);
             self.enforcement.homes.insert(name.clone(), vpc.clone());
-        }
-        if !self.enforcement.rollouts.contains_key(&vpc) {
-            let mut rollout = Rollout::default();
-            self.enforce(&vpc, &mut rollout);
-            self.enforcement.rollouts.insert(vpc.clone(), rollout);
         }
         let Enforcement { rollouts, closed, .. } = &mut self.enforcement;
         let rollout = rollouts.entry(vpc).or_default();
@@ -495,6 +503,13 @@ impl World {
         self.enforcement.note_closed(name, why);
         let sets = [&applied.ingress, &applied.egress].into_iter().flatten();
         APPLY_WORK + matched + sets.map(|set| set.rules.len()).sum::<usize>()
+    }
+
+    /// Returns an endpoint with what policies see of it, see [`member`].
+    pub(super) fn seen<'a>(&'a self, name: &'a EndpointName) -> Option<(&'a Endpoint, Member<'a>)> {
+        let endpoint = self.endpoints.get(name)?;
+        let network = self.networks.get(&endpoint.network)?;
+        Some((endpoint, member(name, endpoint, &network.vpc)?))
     }
 
     /// Enforces policy in a VPC if all its droplets can.
@@ -543,6 +558,7 @@ impl World {
             enforcement.rollouts.clear();
             enforcement.homes.clear();
             enforcement.stale.clear();
+            enforcement.forget_served();
             enforcement.is_complete = false;
             enforcement.policies.take_touched();
         }

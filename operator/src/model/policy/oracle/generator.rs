@@ -294,6 +294,35 @@ impl Generator {
         }
     }
 
+    /// Makes the backends of a port of a service, and its protocol: pods of other VPCs, which sometimes are alike, or
+    /// addresses outside.
+    pub fn backends<'a>(&mut self, objects: &'a Objects) -> (u8, Vec<(End<'a>, u16)>) {
+        let is_outside = self.percent(40);
+        let first = &objects.pods[self.0.usize(..objects.pods.len())];
+        let protocol = self.one(&[6, 17, 132]);
+        // A port that a pod has a name for is hit rarely by chance.
+        let named: Vec<&NamedPort> = first.ports.iter().collect();
+        if !is_outside && !named.is_empty() && self.percent(50) {
+            let NamedPort { protocol, port, .. } = self.one(&named);
+            let end = End {
+                address: None,
+                pod: Some(first),
+            };
+            return (*protocol, vec![(end, *port)]);
+        }
+        let backends = self.list(0..4, |random| {
+            let outside = random.one(&OUTSIDE)[random.0.usize(..2)].parse().ok();
+            let other = &objects.pods[random.0.usize(..objects.pods.len())];
+            let pod = if random.percent(60) { first } else { other };
+            let end = End {
+                address: outside.filter(|_| is_outside),
+                pod: (!is_outside).then_some(pod),
+            };
+            (end, random.one(&PORTS))
+        });
+        (protocol, backends)
+    }
+
     /// Makes a packet between two pods, or a pod and an address outside.
     pub fn packet<'a>(&mut self, objects: &'a Objects) -> Packet<'a> {
         let family = self.0.usize(..2);
@@ -301,11 +330,14 @@ impl Generator {
             let outside = self.one(&OUTSIDE)[family].parse().ok();
             let is_outside = can_be_outside && self.percent(15);
             if let Some(address) = outside.filter(|_| is_outside) {
-                return End { address, pod: None };
+                return End {
+                    address: Some(address),
+                    pod: None,
+                };
             }
             let pod = &objects.pods[self.0.usize(..objects.pods.len())];
             End {
-                address: pod.addresses[family],
+                address: Some(pod.addresses[family]),
                 pod: Some(pod),
             }
         };
@@ -322,6 +354,7 @@ impl Generator {
                 to,
                 protocol,
                 port,
+                behind: &[],
             };
         }
         let port = if protocol == 1 { 0 } else { self.one(&PORTS) };
@@ -330,6 +363,7 @@ impl Generator {
             to,
             protocol,
             port,
+            behind: &[],
         }
     }
 }

@@ -78,6 +78,7 @@ impl Service {
 /// A service's address that nodes serve for the pods of a VPC.
 pub(super) struct NodeService<'a> {
     pub address: IpAddr,
+    /// All ports, with all backends.
     pub ports: &'a [Port],
     /// The backends are members of the service's VPC: nodes send packets for it on by their own endpoints.
     pub inside: bool,
@@ -318,6 +319,9 @@ impl World {
                     .any(|(namespace, name)| (namespace, name) == of)
         });
         let users: Vec<_> = users.map(|(vpc, _)| Owner::Vpc(vpc.clone())).collect();
+        if !users.is_empty() {
+            self.enforcement.known_served.note_service();
+        }
         self.dirty.extend(users);
     }
 
@@ -353,7 +357,7 @@ impl World {
             tables.map(move |(address, ports)| {
                 let told = NodeService {
                     address: *address,
-                    ports: if service.by_node { ports } else { &[] },
+                    ports,
                     inside: !service.by_node,
                     names,
                 };

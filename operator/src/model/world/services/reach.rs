@@ -233,7 +233,9 @@ impl Service {
                 names: service.names,
             })
         };
-        self.share(droplets, service.ports, row, zones, made);
+        // Nodes send packets for backends that are members on by their own endpoints.
+        let ports = if service.inside { &[] } else { service.ports };
+        self.share(droplets, ports, row, zones, made);
     }
 
     /// Gives each droplet its row; droplets without backends of their own, which prefer the same ones, share one row.

@@ -11,6 +11,7 @@ use super::super::RoleKind;
 use super::super::tests::{bouncer, endpoint, network, settled, small, vpc};
 use super::{EndpointName, Hints, Key, Service, Vpc, World};
 
+mod policies;
 mod ways_in;
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10));

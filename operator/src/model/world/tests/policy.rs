@@ -520,7 +520,7 @@ impl Cluster {
             {
                 continue;
             }
-            let end = |known: &'_ Known| known.sample.addresses[family];
+            let end = |known: &'_ Known| Some(known.sample.addresses[family]);
             let vni = self.vni(source);
             let judging = Self::home(to);
             let ingress = (receiver.ingress_set, sender.class);
@@ -536,6 +536,7 @@ impl Cluster {
                 },
                 protocol,
                 port,
+                behind: &[],
             };
             let [old, new] = self.rounds[&source.sample.vpc];
             let is_young = source.since > old || destination.since > old;
@@ -544,11 +545,9 @@ impl Cluster {
             } else {
                 vec![old, new]
             };
-            for (is_egress, given, other) in [
-                (false, ingress, packet.from.address),
-                (true, egress, packet.to.address),
-            ] {
-                let Some(passes) = self.judge(&judging, vni, given, (other, protocol, port)) else {
+            for (is_egress, given, other) in [(false, ingress, end(source)), (true, egress, end(destination))]
+            {
+                let Some(passes) = self.judge(&judging, vni, given, (other.unwrap(), protocol, port)) else {
                     assert!(is_young, "{from} to {to}: a row is missing");
                     continue;
                 };
