@@ -3,7 +3,8 @@
 //!
 //! Invariant: FLOWS permits nothing. It saves judging a flow again until policy changes, and tells answers from other
 //! packets: the agent of who answers *vouches* for them in the stamp. Without an entry, the flow's next packet makes
-//! one.
+//! one. Only the client keeps an entry alive: who answers could otherwise hold a way open to whoever has the client's
+//! address next.
 
 use aya_ebpf::{
     bindings::{BPF_EXIST, BPF_NOEXIST},
@@ -14,8 +15,8 @@ use thuban_common::{
     counters::Counter,
     packet::{ethernet, icmp, ip::IpPacket, ipv4, ipv6},
     policy::{
-        DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FLOWS_OF_VPC, FlowEntry, NO_RULE, PEER_OUTSIDE,
-        STAMP_GUARDED, STAMP_REPLY, Stamp, judge, of_vpc, point,
+        ANSWERED_LIFE, DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FLOWS_OF_VPC, FlowEntry, NO_RULE,
+        PEER_OUTSIDE, STAMP_GUARDED, STAMP_REPLY, Stamp, judge, of_vpc, point,
     },
     services::{ALL_FLOWS, ConnectionKey, FORWARD, SEEN, Signal, refresh},
     tables::{Address, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LocalEntry},
@@ -180,11 +181,17 @@ fn stands(case: &mut Case, interface: u32) -> bool {
             return false;
         }
     }
+    let is_over = is_datagram(case.key.protocol) && now().wrapping_sub(case.entry.time) > ANSWERED_LIFE;
+    if is_over {
+        return false;
+    }
     // An error says nothing of the connection.
     let state = case.entry.answers | if case.is_error { 0 } else { case.signal.state };
     has_changed |= state != case.entry.answers;
     case.entry.answers = state;
-    write(case, has_changed);
+    if has_changed {
+        write(case);
+    }
     true
 }
 
@@ -272,7 +279,11 @@ fn let_in(case: &mut Case, interface: u32) -> Result<(), Counter> {
         let state = entry.state | case.signal.state;
         let has_changed = !is_judged || state != entry.state;
         entry.state = state;
-        write(case, has_changed);
+        let now = now();
+        if has_changed || now.wrapping_sub(entry.time) > refresh(case.key.protocol) {
+            entry.time = now;
+            write(case);
+        }
     } else {
         make(case);
     }
@@ -385,14 +396,16 @@ unsafe extern "C" fn policy_denies(set: u64, peer: u64, address: *const Address,
     }
 }
 
-/// Writes the entry of a flow that FLOWS has, if anything but time changed, or enough time.
+/// Whether a protocol has no connections, by which the receiver itself would know whose an answer is.
 #[inline(always)]
-fn write(case: &mut Case, has_changed: bool) {
-    let now = now();
-    if has_changed || now.wrapping_sub(case.entry.time) > refresh(case.key.protocol) {
-        case.entry.time = now;
-        let _ = FLOWS.insert(&case.key, &case.entry, u64::from(BPF_EXIST));
-    }
+const fn is_datagram(protocol: u8) -> bool {
+    !matches!(protocol, ipv4::TCP | ipv4::SCTP)
+}
+
+/// Writes the entry of a flow that FLOWS has.
+#[inline(always)]
+fn write(case: &Case) {
+    let _ = FLOWS.insert(&case.key, &case.entry, u64::from(BPF_EXIST));
 }
 
 #[inline(always)]

@@ -16,6 +16,7 @@ use thuban_common::{
     tables::{AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_TAKES_XDP, LocalEntry},
 };
 use thuban_e2e::{programs::key, services::Served};
+use transitd::boot::monotonic;
 
 use crate::{
     fixture::stamp_bytes,
@@ -286,6 +287,34 @@ fn answers_to_a_guarded_client_are_vouched_for() -> Result<()> {
             world.programs.remove::<_, FlowEntry>("FLOWS", &flow.0)?;
             ensure!(!is_vouched(&mut world, hook, &answer.bytes())?, "forgotten");
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn answers_by_datagram_end_after_the_client() -> Result<()> {
+    for (protocol, ends) in [(TCP, false), (SCTP, false), (UDP, true)] {
+        let mut world = policed([0, 0], [0, 0])?;
+        let request = to_home(protocol, FAMILIES[0], 80).bytes();
+        let answer = to_home(protocol, FAMILIES[0], 80).answer(HOME.mac()).bytes();
+        ensure_in(&arrive(&mut world, Hook::Tc, BY_GUARDED, &request)?)?;
+        let age = |world: &mut World, seconds: u64| {
+            let (key, mut entry) = flows(world)?.pop().context("no flow")?;
+            entry.time = monotonic().as_nanos() as u64 - seconds * 1_000_000_000;
+            world.programs.insert("FLOWS", key, entry)?;
+            anyhow::Ok(entry.time)
+        };
+        let time = age(&mut world, 25)?;
+        for _ in 0..2 {
+            ensure!(is_vouched(&mut world, Hook::Tc, &answer)?, "{protocol}");
+            let (_, entry) = flows(&world)?.pop().context("no flow")?;
+            ensure!(entry.time == time, "an answer keeps no flow alive");
+        }
+        age(&mut world, 31)?;
+        ensure!(is_vouched(&mut world, Hook::Tc, &answer)? != ends, "{protocol}");
+        // The client goes on.
+        ensure_in(&arrive(&mut world, Hook::Tc, BY_GUARDED, &request)?)?;
+        ensure!(is_vouched(&mut world, Hook::Tc, &answer)?, "{protocol}");
     }
     Ok(())
 }

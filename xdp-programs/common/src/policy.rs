@@ -181,7 +181,7 @@ pub struct FlowEntry {
     pub tag: u32,
     /// POLICY[0] as it was before the flow was judged. After a change the flow is judged anew.
     pub epoch: u32,
-    /// The last time that was written for a packet, ns since boot.
+    /// The last time that was written for a packet of the client, ns since boot.
     pub time: u64,
     /// The client's class and egress set, by which the flow was judged.
     pub class: u32,
@@ -228,6 +228,9 @@ const fn word(address: &Address, at: usize) -> u64 {
     ])
 }
 
+/// How long after the client's last packet datagrams are answers, ns. An address rests as long before another pod gets
+/// it.
+pub const ANSWERED_LIFE: u64 = 30_000_000_000;
 /// Entries of FLOWS.
 pub const FLOWS_CAPACITY: u32 = 131_072;
 /// Entries of FLOWS that the flows of one VPC may have.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
-use thuban_common::policy::FlowEntry;
+use thuban_common::policy::{ANSWERED_LIFE, FlowEntry};
 use thuban_common::services::{FINISHED, RESET, SEEN};
 
 /// The life of a TCP or SCTP connection of which both sides were heard: as long as in Linux's conntrack.
@@ -73,19 +73,19 @@ pub fn life(seen: &Seen) -> Duration {
 
 /// Returns how long a flow may be without a packet. `is_crowding`: its VPC has nearly all that it may have in FLOWS.
 pub fn life_of_flow(protocol: u8, entry: &FlowEntry, is_crowding: bool) -> Duration {
+    let has_connections = protocol == TCP || protocol == SCTP;
     let life = life(&Seen {
         // Nothing tells the end of other flows: echo requests, for example.
-        protocol: if protocol == TCP || protocol == SCTP {
-            protocol
-        } else {
-            UDP
-        },
+        protocol: if has_connections { protocol } else { UDP },
         forward: entry.state,
         reverse: entry.answers,
         has_backend: true,
         is_crowding,
     });
-    if is_crowding {
+    if !has_connections {
+        // Behind it nothing counts as an answer.
+        life.min(Duration::from_nanos(ANSWERED_LIFE))
+    } else if is_crowding {
         life.min(FLOW_IN_A_CROWD)
     } else {
         life
@@ -166,10 +166,10 @@ mod tests {
             assert_eq!(lives(SEEN | FINISHED), [120, 60]);
             assert_eq!(lives(SEEN | RESET), [60, 10]);
         }
-        assert_eq!([flow(17, SEEN, false), flow(17, SEEN, true)], [120, 60]);
+        assert_eq!([flow(17, SEEN, false), flow(17, SEEN, true)], [30, 30]);
         assert_eq!(
             [flow(1, SEEN, false), flow(58, SEEN, false)],
-            [120; 2],
+            [30; 2],
             "echo requests"
         );
         assert_eq!([flow(6, 0, false), flow(17, 0, false)], [60, 30]);
