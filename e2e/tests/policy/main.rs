@@ -135,7 +135,7 @@ impl World {
         let class = self.known(objects, other).map(|known| known.applied.class.id(0));
         let peer = class.map_or(PEER_OUTSIDE, |class| of_vpc(vni.get(), class.get()));
         let point = point(packet.protocol, packet.port);
-        Some(judge(&self.maps, set, peer, &mapped(other.address), point).0)
+        Some(judge(&self.maps, set, peer, &mapped(other.address?), point).0)
     }
 }
 
@@ -157,7 +157,8 @@ fn member(end: End<'_>) -> Option<&Pod> {
 fn is_possible(objects: &Objects, packet: &Packet) -> bool {
     let is_taken = |end: End| {
         let mut members = objects.pods.iter().filter(|pod| !pod.on_host_network);
-        member(end).is_none() && members.any(|pod| pod.addresses.contains(&end.address))
+        member(end).is_none()
+            && members.any(|pod| pod.addresses.into_iter().map(Some).any(|own| own == end.address))
     };
     match (member(packet.from), member(packet.to)) {
         (Some(from), Some(to)) => from.vpc == to.vpc && !std::ptr::eq(from, to),

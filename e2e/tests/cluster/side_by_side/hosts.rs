@@ -169,6 +169,37 @@ fn node_ports_lead_to_a_service_from_every_node_and_from_pods() {
     }
 }
 
+/// Asserts that policies of egress in red's VPC decide by the labels and ports of the backends of a shared Service.
+fn is_reached_by_policy(cluster: &Cluster, service: Ipv4Addr) -> Result<()> {
+    let mut pod = netexec_manifest("red", "caller", "node-a", None);
+    pod["metadata"]["labels"]["caller"] = "yes".into();
+    apply(cluster, &[pod])?;
+    let caller = running(cluster, "red", "caller")?;
+    let policy = |echo: &str, port: u16| {
+        let peer = json!({
+            "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "default"}},
+            "podSelector": {"matchLabels": {"echo": echo}},
+        });
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {"name": "caller", "namespace": "red"},
+            "spec": {
+                "podSelector": {"matchLabels": {"caller": "yes"}}, "policyTypes": ["Egress"],
+                "egress": [{"to": [peer], "ports": [{"port": port}]}],
+            },
+        })
+    };
+    for (echo, port, is_allowed) in [("no", PORT, false), ("yes", PORT, true), ("yes", 80, false)] {
+        apply(cluster, &[policy(echo, port)])?;
+        cluster.wait_for(&format!("backends echo={echo}, port {port}"), SOON, || {
+            let answer = caller.inside(|| http_hostname_at((service, 80), NOT_REACHED));
+            Ok(answer.is_ok() == is_allowed)
+        })?;
+    }
+    delete(cluster, &["networkpolicy", "-n", "red", "caller"])?;
+    delete(cluster, &["pod", "-n", "red", "caller", "--now"])
+}
+
 #[test]
 fn vpc_reaches_default_vpc_service_only_while_sharing_it() {
     let tenants = tenants();
@@ -195,6 +226,7 @@ fn vpc_reaches_default_vpc_service_only_while_sharing_it() {
         );
         Ok(())
     });
+    let result = result.and_then(|()| is_reached_by_policy(cluster, service));
     let blue = tenants.vpc("blue");
     let leaks = ask(blue[0], NOT_REACHED).is_ok();
     patch_vpc(cluster, "red", &json!({"sharedServices": null})).unwrap();
