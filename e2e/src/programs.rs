@@ -22,7 +22,7 @@ use thuban_common::{
         OnLinkEntry, RemoteRow, SubnetEntry, SubnetKey,
     },
 };
-use transitd::dataplane::{filter, loader::verified};
+use transitd::dataplane::{filter, loader::verified, sk_buff};
 
 /// Returns the path where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
 pub fn object() -> PathBuf {
@@ -67,7 +67,9 @@ impl Programs {
     /// Makes all maps, some of them with so many entries, and verifies no program.
     pub fn open(entries: &[(&str, u32)]) -> Result<Self> {
         let path = object();
+        let layout = sk_buff::of_kernel()?;
         let mut loader = EbpfLoader::new();
+        loader.override_global("SKB_LAYOUT", &layout, true);
         for (map, entries) in entries {
             loader.map_max_entries(map, *entries);
         }

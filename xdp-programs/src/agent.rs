@@ -10,6 +10,7 @@ use thuban_common::{
         nd, words3,
     },
     policy::STAMP_REPLY,
+    skb::may_be_written,
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
         LocalEntry, NO_DROPLET, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, TracePoint,
@@ -112,6 +113,11 @@ fn packet<F: Frame>(
     }
     if packet.is_v6() && packet.has_options() && hop_limit(frame) == Some(nd::HOP_LIMIT) {
         return Err(Counter::RouterForbidden);
+    }
+    if let Some(place) = frame.checksum_place()
+        && !may_be_written(packet, place)
+    {
+        return Err(Counter::ChecksumMisplaced);
     }
     if packet.is_to_host() {
         return host::reply(frame, attachment, packet);

@@ -36,6 +36,7 @@ use thuban_common::{
         ConnectionEntry, ConnectionKey, FRAGMENTS_CAPACITY, FragmentEntry, FragmentKey, GATES_OF_INTERFACES,
         GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
     },
+    skb::SkbLayout,
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry,
         ENDPOINTS_CAPACITY, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MISSES_CAPACITY, Members,
@@ -129,6 +130,16 @@ static ON_LINK: Array<OnLinkEntry> = Array::with_max_entries(1, 0);
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 
 /// Whether the uplink reaches a droplet without a gateway.
+/// The running kernel's layout, which the loader writes.
+#[unsafe(no_mangle)]
+static SKB_LAYOUT: SkbLayout = SkbLayout::UNKNOWN;
+
+#[inline(always)]
+pub fn skb_layout() -> SkbLayout {
+    // SAFETY: a constant of this program. The compiler must not know its value.
+    unsafe { core::ptr::read_volatile(&raw const SKB_LAYOUT) }
+}
+
 #[inline(always)]
 pub fn is_on_link(droplet: DropletAddress) -> bool {
     // Ranges that transitd writes one after the other hold each other, or one is empty. So a mixture of two is a part

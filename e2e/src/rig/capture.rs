@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::sys::{
     socket::{
         AddressFamily, LinkAddr, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrLike, bind, recv, send,
@@ -36,6 +37,36 @@ impl Wire {
         })?;
         setsockopt(&socket, ReceiveTimeout, &TimeVal::milliseconds(50))?;
         Ok(Self { socket })
+    }
+
+    /// Does what [`Self::open`] does, for [`Self::inject_unfinished`] alone.
+    pub fn open_for_unfinished(namespace: &Namespace, interface: &str) -> Result<Self> {
+        let wire = Self::open(namespace, interface)?;
+        let on: libc::c_int = 1;
+        // SAFETY: the option's value is an int of the length given.
+        #[allow(unsafe_code)]
+        let result = unsafe {
+            libc::setsockopt(
+                wire.socket.as_raw_fd(),
+                libc::SOL_PACKET,
+                libc::PACKET_VNET_HDR,
+                (&raw const on).cast(),
+                size_of_val(&on) as libc::socklen_t,
+            )
+        };
+        Errno::result(result).context("PACKET_VNET_HDR")?;
+        Ok(wire)
+    }
+
+    /// Puts a frame on the wire whose checksum the NIC is to write: `offset` bytes behind `start`, where the sum
+    /// begins.
+    pub fn inject_unfinished(&self, frame: &[u8], start: u16, offset: u16) -> Result<()> {
+        // `struct virtio_net_hdr` of linux/virtio_net.h: needs a checksum, no segments.
+        let mut whole = vec![1, 0, 0, 0, 0, 0];
+        whole.extend(start.to_ne_bytes());
+        whole.extend(offset.to_ne_bytes());
+        whole.extend(frame);
+        self.inject(&whole)
     }
 
     /// Returns the next frame that passes within 50 ms.

@@ -1,5 +1,6 @@
 //! The data plane between three droplets: real sockets over real veths, with every kind of transit.
 
+mod checksums;
 mod forger;
 mod forwarders;
 mod isolation;

@@ -14,11 +14,15 @@ use nix::sys::sysinfo::sysinfo;
 use thiserror::Error;
 
 use super::connections::{CONNECTIONS, entries_for};
+use super::sk_buff::{self, LayoutError};
 use super::tables::TableError;
 use crate::settings::PinSettings;
 
 /// How often the verifier runs in all.
 const MAX_ATTEMPTS: u32 = 8;
+
+/// The programs' constant with the kernel's layout.
+const SKB_LAYOUT: &str = "SKB_LAYOUT";
 
 /// Maps that are pinned under their names.
 pub const PINNED_MAPS: [&str; 35] = [
@@ -92,6 +96,8 @@ pub enum LoadError {
     #[error("the programs have no program {0}; transitd and its programs are of different versions")]
     MissingProgram(&'static str),
     #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
     Tables(Box<TableError>),
     #[error("the kernel refuses program {name}")]
     Verify {
@@ -117,7 +123,9 @@ pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
             source,
         })?;
     }
+    let layout = sk_buff::of_kernel()?;
     let mut loader = EbpfLoader::new();
+    loader.override_global(SKB_LAYOUT, &layout, true);
     // A map that is pinned stays as it is.
     let memory = sysinfo().map_or(0, |info| info.ram_total());
     loader.map_max_entries(CONNECTIONS, entries_for(memory));

@@ -24,5 +24,6 @@ pub mod quota;
 pub mod reserve;
 pub mod rows;
 pub mod services;
+pub mod sk_buff;
 pub mod tables;
 pub mod walk;

@@ -162,6 +162,8 @@ counters! {
     /// Drop: policy applies, and the packet hides its ports: IPv4 options, IPv6 extension headers, a fragment of TCP or
     /// SCTP, a later fragment whose first one was not let in.
     PolicyUnreadable = 76, "policy_unreadable";
+    /// Drop: the frame has the NIC write a checksum where something else was judged.
+    ChecksumMisplaced = 77, "checksum_misplaced";
 }
 
 #[cfg(test)]

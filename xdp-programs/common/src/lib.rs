@@ -12,6 +12,7 @@ pub mod packet;
 pub mod policy;
 pub mod select;
 pub mod services;
+pub mod skb;
 pub mod source;
 pub mod tables;
 #[cfg(test)]

@@ -45,6 +45,8 @@ pub trait Frame {
     fn interface(&self) -> u32;
     /// Returns the payload bytes of each segment, 0 when it's no GSO frame.
     fn segment_size(&self) -> u32;
+    /// Returns the offset at which a NIC is to write a checksum into the frame; none: it is to write none.
+    fn checksum_place(&self) -> Option<u32>;
     /// Whether the frame had a VLAN tag that the NIC or the stack removed.
     fn is_vlan_tagged(&self) -> bool;
 

@@ -13,14 +13,16 @@ use aya_ebpf::{
     },
     bpf_f_adj_room_encap_l2,
     helpers::{
-        bpf_csum_diff, bpf_csum_level, bpf_redirect, bpf_redirect_neigh, bpf_redirect_peer,
-        bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_change_type, bpf_skb_load_bytes, bpf_skb_pull_data,
+        bpf_csum_diff, bpf_csum_level, bpf_probe_read_kernel, bpf_redirect, bpf_redirect_neigh,
+        bpf_redirect_peer, bpf_skb_adjust_room, bpf_skb_change_tail, bpf_skb_change_type, bpf_skb_load_bytes,
+        bpf_skb_pull_data,
     },
     programs::TcContext,
 };
 use thuban_common::{
     counters::Counter,
     packet::{Header, ethernet::LENGTH, ipv4, ipv6},
+    skb::{CHECKSUM_PARTIAL, SkbLayout},
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LOCAL_HOST, LOCAL_SHAPED, LocalEntry,
         TRANSIT_MAGIC, TransitMetadata,
@@ -197,6 +199,30 @@ impl Frame for TcFrame {
     fn segment_size(&self) -> u32 {
         // SAFETY: field of the context.
         unsafe { (*self.skb()).gso_size }
+    }
+
+    #[inline(always)]
+    fn checksum_place(&self) -> Option<u32> {
+        let layout = maps::skb_layout();
+        if layout == SkbLayout::UNKNOWN {
+            return None;
+        }
+        // Here the context is the kernel's `sk_buff`. An error leaves a place that no checksum may have.
+        let skb = self.skb().cast::<u8>();
+        // SAFETY: the helper takes any address; the layout is the running kernel's.
+        let ([start, offset], frame) = unsafe {
+            let summed = bpf_probe_read_kernel(skb.add(layout.ip_summed as usize)).unwrap_or(u8::MAX);
+            if summed >> layout.ip_summed_bit & CHECKSUM_PARTIAL != CHECKSUM_PARTIAL {
+                return None;
+            }
+            let place = skb.add(layout.csum_start as usize).cast::<[u16; 2]>();
+            let frame = skb.add(layout.mac_header as usize).cast::<u16>();
+            (
+                bpf_probe_read_kernel(place).unwrap_or_default(),
+                bpf_probe_read_kernel(frame).unwrap_or(u16::MAX),
+            )
+        };
+        Some((u32::from(start) + u32::from(offset)).wrapping_sub(u32::from(frame)))
     }
 
     #[inline(always)]

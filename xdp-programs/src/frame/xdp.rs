@@ -126,6 +126,12 @@ impl Frame for XdpFrame {
         0
     }
 
+    /// A frame that XDP sends on has lost what the NIC was to do.
+    #[inline(always)]
+    fn checksum_place(&self) -> Option<u32> {
+        None
+    }
+
     #[inline(always)]
     fn is_vlan_tagged(&self) -> bool {
         false
