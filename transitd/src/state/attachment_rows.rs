@@ -166,3 +166,30 @@ fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use thuban_rows::builders;
+
+    use super::*;
+    use crate::attachments::HOST_ID;
+    use crate::attachments::tests::attachment;
+
+    #[test]
+    fn an_entry_says_whether_what_a_pod_receives_is_limited() {
+        let flags = |container_id: &str, ingress_rate| {
+            let mut attachment = attachment("a", 1);
+            container_id.clone_into(&mut attachment.id.container_id);
+            let endpoint = LocalEndpoint {
+                ingress_rate,
+                ..builders::local()
+            };
+            attachment_entry(&attachment, &endpoint).flags
+        };
+        let rate = builders::local().ingress_rate;
+        assert!(rate.is_some());
+        let of = |container_id: &str| [rate, None].map(|rate| flags(container_id, rate));
+        assert_eq!(of("a"), [ATTACHMENT_SHAPED, 0]);
+        assert_eq!(of(HOST_ID), [ATTACHMENT_HOST; 2]);
+    }
+}

@@ -51,6 +51,11 @@ fn limits(rig: &Rig, pod: &str, host_end: &str) -> [bool; 2] {
     [sent, received].map(|shown| shown.contains("qdisc tbf"))
 }
 
+/// Returns how often the limits of a running pod were set.
+fn times_set(rig: &Rig) -> usize {
+    rig.log().matches("limits of bandwidth set").count()
+}
+
 /// Returns how many bytes per second a stream carries, from its first byte on.
 fn rate(rig: &Rig, from: &str, to: &str, address: Ipv4Addr, time: Duration) -> u64 {
     let name = |pod: &str| format!("{}-{pod}", rig.name);
@@ -111,6 +116,11 @@ fn assert_unlimited(rig: &Rig, from: &str, to: &str, address: Ipv4Addr) {
 fn what_a_pod_sends_is_limited_from_its_start() {
     let (rig, host_end) = rig(&[], "true", limited(SLOW, 0));
     assert_eq!(limits(&rig, "p1", &host_end), [true, false]);
+    // The queue is inside, or this kernel has none of its kind.
+    let has_queue = rig
+        .in_pod_text("p1", "tc qdisc show dev eth0")
+        .contains("fq_codel");
+    assert_ne!(has_queue, rig.log().contains("fq_codel can't be had"));
     assert_rate(&rig, "p1", "p2", SECOND, SLOW);
     assert_unlimited(&rig, "p2", "p1", FIRST);
     // To the node as well, which the data plane does not see.
@@ -121,6 +131,11 @@ fn what_a_pod_sends_is_limited_from_its_start() {
             .contains("rate 40Mbit")
     });
     assert_rate(&rig, "p1", "p2", SECOND, FASTER);
+    assert_eq!(
+        times_set(&rig),
+        1,
+        "ADD has set the first ones, and scans set none again"
+    );
 }
 
 #[test]
@@ -162,4 +177,42 @@ fn agents_at_xdp_keep_the_limit_of_what_a_pod_receives() {
     assert_eq!(limits(&rig, "p1", &host_end), [true, true]);
     assert_rate(&rig, "p2", "p1", FIRST, SLOW);
     assert_rate(&rig, "p1", "p2", SECOND, SLOW);
+}
+
+#[test]
+fn another_interface_by_the_pods_name_gets_no_limit() {
+    let (rig, host_end) = rig(&[], "true", limited(0, 0));
+    // Their numbers are not that of the host's end.
+    let other = "ip link add eth0 index 7777 type veth peer name more index 7778";
+    let exchange = format!("ip link set eth0 down && ip link set eth0 name own && {other}");
+    assert!(rig.in_pod("p1", &exchange));
+    rig.operator.push_and_wait(vec![limited(SLOW, 0)], vec![]);
+    eventually("a failure", || {
+        rig.log().contains("is not limited as its row says")
+    });
+    assert_eq!(limits(&rig, "p1", &host_end), [false, false]);
+    let own = "ip link delete eth0 && ip link set own name eth0 && ip link set eth0 up";
+    assert!(rig.in_pod("p1", own));
+    eventually("the next scan", || limits(&rig, "p1", &host_end) == [true, false]);
+    // The host's end, too.
+    let failures = || rig.log().matches("is not limited as its row says").count();
+    let before = failures();
+    rig.on_node(&format!(
+        "ip link set {host_end} down && ip link set {host_end} name own && ip link add {host_end} type veth"
+    ));
+    rig.operator.push_and_wait(vec![limited(SLOW, SLOW)], vec![]);
+    eventually("another failure", || failures() > before);
+    assert_eq!(limits(&rig, "p1", &host_end), [true, false]);
+}
+
+#[test]
+fn a_queue_of_the_pods_own_outlives_a_look_at_its_limits() {
+    let (mut rig, _) = rig(&[], "true", limited(0, 0));
+    assert!(rig.in_pod("p1", "tc qdisc add dev eth0 root handle 1: bfifo limit 1000000"));
+    rig.kill();
+    rig.start();
+    rig.operator.wait_for_ack();
+    eventually("a look at both pods", || times_set(&rig) == 2);
+    let shown = rig.in_pod_text("p1", "tc qdisc show dev eth0");
+    assert!(shown.contains("qdisc bfifo 1: root"), "{shown}");
 }

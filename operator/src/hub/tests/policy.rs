@@ -294,12 +294,54 @@ async fn an_endpoint_is_pending_while_its_set_is_refused() {
         assert!(!is_pending());
         hub.nack("a", id, 1, refused, reason);
         assert_eq!(is_pending(), gets_another, "{reason:?}");
+        let progress = hub.read(|world| world.policy_progress("red/db").unwrap());
+        assert_eq!(progress.is_rolled_out, !gets_another, "{reason:?}");
         assert!(hub.ack("a", id, 1));
         droplets.insert("a", a);
         let (rows, _) = settle(&hub, &mut droplets);
         assert_eq!(!used(&rows).is_empty(), gets_another, "{reason:?}");
         assert!(!is_pending() && !used(&rows).contains(refused));
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_class_that_is_refused_midway_comes_before_sets() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    set(&hub);
+    hub.roll_out();
+    for (name, droplet) in &mut droplets {
+        take(droplet);
+        assert!(hub.ack(name, droplet.id, droplet.sequence));
+    }
+    // Endpoints get their classes, and a droplet that comes back knows another class by the id.
+    hub.roll_out();
+    let (id, stream) = hub.open("c", &[], &[], Kinds::all());
+    let sequence = 0;
+    let mut c = Droplet { id, stream, sequence };
+    let refused = ids(&read(&take(&mut c).0), Kind::Class);
+    hub.nack("c", id, 1, refused.first().unwrap(), NackReason::IdTaken);
+    droplets.insert("c", c);
+    // Whether endpoints have sets, in each step.
+    let mut steps = Vec::new();
+    for _ in 0..8 {
+        let mut sets = Vec::new();
+        for (name, droplet) in &mut droplets {
+            for row in read(&take(droplet).0) {
+                if let thuban_rows::Row::Local(local) = row {
+                    sets.push(local.ingress_set.is_some());
+                }
+            }
+            assert!(hub.ack(name, droplet.id, droplet.sequence));
+        }
+        steps.push(sets);
+        hub.roll_out();
+    }
+    steps.retain(|sets| !sets.is_empty());
+    assert_eq!(
+        steps,
+        [[false], [false], [true]],
+        "the class of db, that of web, and the set"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -318,6 +360,8 @@ async fn a_droplet_that_does_not_enforce_keeps_a_vpc_open() {
         take(&mut droplet);
         assert!(hub.ack(name, id, 1));
         droplets.insert(name, droplet);
+        let standing = hub.policy_standing("red/db").unwrap();
+        assert!(!standing.is_provisioned(), "nobody has rows of it: {name}");
         hub.roll_out();
         let has_set = kinds(&take(droplets.get_mut("a").unwrap()).0).contains(&Kind::PolicySet);
         assert_eq!(has_set, name == "c", "{name}");

@@ -250,6 +250,20 @@ fn a_policy_made_again_has_a_state_of_its_own() {
 }
 
 #[test]
+fn a_state_that_somebody_deletes_is_made_again() {
+    check("policy-state", 1, async |simulation| {
+        begin_in_use(simulation, 1).await;
+        let has_state = |state: &State| says(state, "closed", ("Provisioned", "True", "Acknowledged"));
+        add(simulation, "closed");
+        until(simulation, "it has a state", has_state).await;
+        delete(simulation, Kind::PolicyState, EAST, "closed");
+        simulation.with(|state| assert!(!has_state(state)));
+        until(simulation, "it has a state again", has_state).await;
+        end_everything(simulation).await;
+    });
+}
+
+#[test]
 fn an_endpoint_waits_until_others_know_its_class() {
     for seed in 1..=5 {
         check("policy-ready", seed, async |simulation| {

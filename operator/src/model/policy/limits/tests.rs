@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use fastrand::Rng;
 use serde_json::{Value, json};
+use thuban_rows::PolicyId;
 
+use super::super::set_room::{NoSetRoom, SetRoom};
 use super::super::{Applied, Labels, Member, Policies};
-use super::{MAX_CLOSED, MAX_ENTRIES, MAX_PEERS, MAX_POLICIES, entries};
+use super::{MAX_CLOSED, MAX_ENTRIES, MAX_PEERS, MAX_POLICIES, MAX_SET_ENTRIES, entries};
 
 fn set(policies: &mut Policies, name: &str, created: i64, spec: &Value) {
     let spec = serde_json::from_value(spec.clone()).unwrap();
@@ -163,6 +165,22 @@ fn entries_are_limited_in_all() {
     assert_eq!(open(&policies), [false, true, true, true]);
 }
 
+#[test]
+fn no_policy_counts_that_is_younger_than_a_refused_one() {
+    let mut policies = Policies::default();
+    set(&mut policies, "large", 1, &with_ports("large", MAX_ENTRIES - 11));
+    set(&mut policies, "wide", 2, &with_ports("wide", 10));
+    set(&mut policies, "small", 3, &with_ports("small", 1));
+    let open = |policies: &Policies| ["large", "wide", "small"].map(|app| rules(policies, app) == Some(1));
+    assert_eq!(
+        open(&policies),
+        [true, false, false],
+        "there would be room for one"
+    );
+    remove(&mut policies, "wide");
+    assert_eq!(open(&policies), [true, false, true]);
+}
+
 /// Returns a policy of a pod with peers of its own.
 fn with_peers(app: &str, prefix: &str, count: usize) -> Value {
     let peers = (0..count).map(|peer| {
@@ -186,6 +204,10 @@ fn peers_that_classes_name_are_limited() {
     let open = |policies: &Policies| ["one", "same", "other"].map(|app| rules(policies, app) == Some(1));
     assert_eq!(open(&policies), [true, true, false]);
     assert_eq!(applied(&policies, "blue", "web").class.groups.len(), most);
+    // There is room for one more.
+    set(&mut policies, "other", 3, &with_peers("other", "b", 1));
+    assert_eq!(open(&policies), [true, true, true]);
+    set(&mut policies, "other", 3, &with_peers("other", "b", 2));
     remove(&mut policies, "one");
     assert_eq!(open(&policies)[1..], [true, false]);
     remove(&mut policies, "same");
@@ -266,4 +288,25 @@ fn which_policies_count_depends_on_no_order() {
         remove(&mut policies, name);
     }
     assert!(policies.shares.is_empty() && policies.is_empty());
+}
+
+#[test]
+fn a_set_that_gets_another_id_keeps_its_room() {
+    let mut policies = Policies::default();
+    set(&mut policies, "large", 0, &with_ports("web", MAX_ENTRIES - 1));
+    let large = applied(&policies, "red", "web").ingress.unwrap();
+    let mut room = SetRoom::default();
+    let most = u32::try_from(MAX_SET_ENTRIES / large.entries()).unwrap();
+    let id = |number| PolicyId::new(100 + number).unwrap();
+    for number in 0..most {
+        assert_eq!(room.admit("red", &large), Ok(()));
+        room.take("red", id(number), &large);
+    }
+    let (old, new) = (id(0), id(most));
+    room.rename(old, new);
+    assert!(!room.retain(|id| id != old), "nothing has gone");
+    assert_eq!(room.admit("red", &large), Err(NoSetRoom));
+    assert_eq!(room.admit("blue", &large), Ok(()));
+    assert!(room.retain(|id| id != new));
+    assert_eq!(room.admit("red", &large), Ok(()));
 }
