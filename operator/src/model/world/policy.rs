@@ -419,6 +419,25 @@ impl World {
         keys
     }
 
+    /// Returns the names of the policies that have rules in any of these sets.
+    pub fn policies_of(&self, sets: &BTreeSet<Key>) -> BTreeSet<Arc<str>> {
+        let mut names = BTreeSet::new();
+        if sets.is_empty() {
+            return names;
+        }
+        for (vpc, rollout) in &self.enforcement.rollouts {
+            let vni = self.vni(vpc);
+            let contents = sets.iter().filter_map(|key| match key {
+                Key::PolicySet(of, id) if Some(*of) == vni => rollout.set_content(*id),
+                _ => None,
+            });
+            for content in contents {
+                names.extend(content.rules.iter().map(|rule| Arc::clone(&rule.policy)));
+            }
+        }
+        names
+    }
+
     /// Returns the endpoints of a VPC that are not ready yet.
     pub fn unready_of(&self, vpc: &str) -> Vec<EndpointName> {
         let homes = self.enforcement.homes.iter();
