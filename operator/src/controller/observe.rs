@@ -171,6 +171,8 @@ fn policy_node(node: &Node) -> policy::Node {
         addresses: addresses
             .filter_map(|address| address.address.parse().ok())
             .collect(),
+        // The world knows the node's endpoints.
+        members: BTreeMap::new(),
     }
 }
 

@@ -2,7 +2,7 @@
 //! their own that say the same.
 //!
 //! Invariant: a status is written when a condition changes, not for each pod or droplet. A policy that was Provisioned
-//! stays so until it changes.
+//! stays so until it changes, or until a droplet has no room for its rules.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{Object, condition, create, delete, owner, update_status};
 use crate::controller::runtime::watch::Change;
-use crate::hub::{PolicyStanding, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
+use crate::hub::{PolicyStanding, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 use crate::model::cached::NetworkPolicy;
 
 /// How long a policy waits before a condition says so: acks take milliseconds.
@@ -49,7 +49,7 @@ pub struct Told {
 }
 
 /// Returns what is to be said of a policy, of which `known` is said already. `name` is the name by which the world
-/// knows it. Writes an event if it is malformed and that is news.
+/// knows it. Writes an event if it is malformed, or has no room somewhere, and that is news.
 pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Context) -> Told {
     let generation = policy.meta().generation;
     let whose = format!(
@@ -66,39 +66,41 @@ pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Co
         }
     });
     let standing = context.hub.policy_standing(name);
-    let is_in_force = standing.is_some();
-    let standing = standing.unwrap_or_default();
     let accepted = match &problem {
         None => condition("Accepted", true, "Accepted", "", generation),
         Some(problem) => condition("Accepted", false, reason, problem, generation),
     };
     let mut conditions = known.to_vec();
     let is_news = set(&mut conditions, accepted);
+    let known_one = find(known, PROVISIONED);
+    let news = if let Some(standing) = &standing {
+        news(standing, known_one, generation)
+    } else {
+        let message = "not in force as it is written: see the condition Accepted";
+        Some(condition(PROVISIONED, false, reason, message, generation))
+    };
+    let is_waiting = news
+        .as_ref()
+        .is_some_and(|news| standing.is_some() && news.status != ConditionStatus::True);
+    let standing = standing.unwrap_or_default();
     let mut next = Action::await_change();
-    let was_provisioned = find(known, PROVISIONED).is_some_and(|known| {
-        known.status == ConditionStatus::True && known.observed_generation == generation
-    });
-    if !was_provisioned || !is_in_force {
-        let provisioned = if is_in_force {
-            provisioned(&standing, generation)
-        } else {
-            let message = "not in force as it is written: see the condition Accepted";
-            condition(PROVISIONED, false, reason, message, generation)
+    if !is_waiting {
+        context.clocks.forget(Timed::PolicyWait, &whose);
+    } else if context.clocks.known_for(Timed::PolicyWait, &whose) < CONDITION_DELAY {
+        return Told {
+            standing,
+            conditions: None,
+            next: Action::requeue(CONDITION_DELAY),
         };
-        let is_true = provisioned.status == ConditionStatus::True;
-        if is_true || !is_in_force {
-            context.clocks.forget(Timed::PolicyWait, &whose);
-        } else {
-            next = Action::requeue(WAIT_RETRY);
-            if context.clocks.known_for(Timed::PolicyWait, &whose) < CONDITION_DELAY {
-                return Told {
-                    standing,
-                    conditions: None,
-                    next: Action::requeue(CONDITION_DELAY),
-                };
-            }
+    } else {
+        next = Action::requeue(WAIT_RETRY);
+    }
+    if let Some(news) = news {
+        let was_full = known_one.is_some_and(|known| known.reason == TABLE_FULL);
+        if news.reason == TABLE_FULL && !was_full {
+            context.events.event(policy, true, TABLE_FULL, &news.message);
         }
-        set(&mut conditions, provisioned);
+        set(&mut conditions, news);
     }
     if let (true, Some(problem)) = (is_news, &problem) {
         context.events.event(policy, true, reason, problem);
@@ -110,16 +112,27 @@ pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Co
     }
 }
 
-fn provisioned(standing: &PolicyStanding, generation: Option<i64>) -> Condition {
-    let condition =
-        |is_true, reason, message: &str| condition(PROVISIONED, is_true, reason, message, generation);
-    if standing.is_provisioned() {
-        condition(true, "Acknowledged", &standing.message())
-    } else if standing.is_outdated {
-        condition(false, WAITS_FOR_UPGRADE, &standing.message())
-    } else {
-        condition(false, WAITS_FOR_ACKS, &standing.message())
+/// Returns the condition Provisioned of a policy that is in force; none: the known one stays.
+fn news(standing: &PolicyStanding, known: Option<&Condition>, generation: Option<i64>) -> Option<Condition> {
+    let was_provisioned = known.is_some_and(|known| {
+        known.status == ConditionStatus::True && known.observed_generation == generation
+    });
+    // Later droplets may be slow, and one without a stream judges by what it has. One without room denies all packets.
+    if was_provisioned && !standing.is_full {
+        return None;
     }
+    let mut message = standing.message();
+    let (is_true, reason) = if standing.is_provisioned() {
+        (true, "Acknowledged")
+    } else if standing.is_outdated {
+        (false, WAITS_FOR_UPGRADE)
+    } else if standing.is_full {
+        message += "; have fewer policies or rules; the rules are sent again within 5 minutes";
+        (false, TABLE_FULL)
+    } else {
+        (false, WAITS_FOR_ACKS)
+    };
+    Some(condition(PROVISIONED, is_true, reason, &message, generation))
 }
 
 /// Brings the PolicyState of a NetworkPolicy up to date.
@@ -181,4 +194,40 @@ fn state_of(policy: &NetworkPolicy, namespace: &str) -> PolicyState {
         ..ObjectMeta::default()
     };
     state
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PolicyStanding, TABLE_FULL, WAITS_FOR_ACKS, news};
+
+    #[test]
+    fn a_provisioned_policy_is_told_of_a_full_table_alone() {
+        let standing = |lacking: &[(&str, &'static str)], is_full| PolicyStanding {
+            pods: 1,
+            droplets: 2,
+            lacking: lacking
+                .iter()
+                .map(|(droplet, why)| ((*droplet).to_owned(), *why))
+                .collect(),
+            is_full,
+            is_rolled_out: true,
+            ..PolicyStanding::default()
+        };
+        let (all, lost) = (standing(&[], false), standing(&[("c", "no stream")], false));
+        let full = standing(&[("b", "no room"), ("c", "no stream")], true);
+        let reason = |standing, known| news(standing, known, Some(1)).map(|news| news.reason);
+        let provisioned = news(&all, None, Some(1)).unwrap();
+        assert_eq!(reason(&lost, Some(&provisioned)), None);
+        assert_eq!(reason(&lost, None).unwrap(), WAITS_FOR_ACKS);
+        let told = news(&full, Some(&provisioned), Some(1)).unwrap();
+        assert_eq!(told.reason, TABLE_FULL);
+        for part in ["0 of 2 droplets; b: no room", "fewer policies", "sent again"] {
+            assert!(told.message.contains(part), "{}", told.message);
+        }
+        assert_eq!(
+            reason(&all, Some(&told)).unwrap(),
+            "Acknowledged",
+            "there is room again"
+        );
+    }
 }

@@ -20,8 +20,12 @@ impl Hub {
         if !is_known || state.world.row(droplet, key).is_none() {
             return;
         }
+        let is_news = !state.full.lacks(droplet, key);
         state.full.refuse(droplet, key, self.now());
         self.without_room.notify_one();
+        if is_news && key.kind() == Kind::PolicySet {
+            self.note_full_set(state, key);
+        }
         if let Key::Service(_, address) = key
             && let Some(name) = state.world.service_at(*address)
         {

@@ -26,6 +26,8 @@ pub(super) struct Steps {
     waiting: BTreeMap<String, Arc<Marks>>,
     /// Policies whose authors were told that they aren't enforced yet.
     unprovisioned: BTreeSet<String>,
+    /// Sets for which a droplet has no room, since the last look.
+    refused: BTreeSet<Key>,
 }
 
 /// How far droplets enforce a policy, for people.
@@ -37,6 +39,8 @@ pub struct PolicyStanding {
     pub lacking: Vec<(String, &'static str)>,
     /// Whether some of the droplets don't understand rows of network policy.
     pub is_outdated: bool,
+    /// Whether some of the droplets have no room for the rules.
+    pub is_full: bool,
     /// All droplets that are waited for enforce it.
     pub is_rolled_out: bool,
 }
@@ -63,6 +67,9 @@ impl PolicyStanding {
         )
     }
 }
+
+/// Why a droplet without room for the rules of a policy doesn't enforce it.
+const NO_ROOM: &str = "no room for the rules, so that all packets of the pods are denied";
 
 /// How many droplets a message names.
 const NAMED: usize = 5;
@@ -115,6 +122,10 @@ impl Hub {
             self.triggers.endpoint(&name);
         }
         for name in state.world.take_rejudged_policies() {
+            self.wake_policy(&name);
+        }
+        let refused = std::mem::take(&mut state.steps.refused);
+        for name in state.world.policies_of(&refused) {
             self.wake_policy(&name);
         }
         if is_settled || state.steps.waiting.is_empty() {
@@ -182,6 +193,13 @@ impl Hub {
         }
     }
 
+    /// Notes that a droplet has no room for a set: soon the policies of the set are triggered, once for all sets that
+    /// droplets refuse together.
+    pub(super) fn note_full_set(&self, state: &mut State, key: &Key) {
+        state.steps.refused.insert(key.clone());
+        self.policy_news.notify_one();
+    }
+
     /// Notes that a droplet acked something.
     pub(super) fn note_policy_ack(&self, state: &State, droplet: &str) {
         let waits = |marks: &Arc<Marks>| state.acks.has_passed(droplet, marks);
@@ -214,17 +232,19 @@ impl State {
             {
                 Some("has not acknowledged")
             } else if sets.iter().any(|key| self.full.lacks(droplet, key)) {
-                Some("no room for the rules, so that all packets of the pods are denied")
+                Some(NO_ROOM)
             } else {
                 None
             }
         };
         let lacking = progress.droplets.iter();
         let lacking = lacking.filter_map(|droplet| Some((droplet.clone(), why(droplet)?)));
+        let lacking: Vec<(String, &'static str)> = lacking.collect();
         Some(PolicyStanding {
             pods: progress.pods,
             droplets: progress.droplets.len(),
-            lacking: lacking.collect(),
+            is_full: lacking.iter().any(|(_, why)| *why == NO_ROOM),
+            lacking,
             is_outdated: !progress.outdated.is_empty(),
             is_rolled_out: progress.is_rolled_out,
         })

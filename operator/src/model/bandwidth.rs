@@ -100,7 +100,10 @@ pub fn remarks(annotations: &BTreeMap<String, String>, limits: &Limits, network:
                 let instead = got.map_or("no limit".to_owned(), |rate| format!("the limit {rate} of its network"));
                 remarks.push(Remark {
                     reason: "InvalidAnnotation",
-                    note: format!("{annotation}: {error}. Until you correct it, the pod has {instead}"),
+                    note: format!(
+                        "{annotation}: {error}. Correct or remove it: containerd starts no pod with it anew. Until \
+                         then a pod that runs has {instead}"
+                    ),
                 });
             }
             (Ok(asked), Some(got), Some(max)) if asked > max => remarks.push(Remark {
@@ -215,7 +218,8 @@ mod tests {
         for part in [
             "kubernetes.io/ingress-bandwidth: \"1\"",
             "between 1k and 1P",
-            "correct it",
+            "Correct or remove it",
+            "containerd starts no pod",
             "the limit 20M",
         ] {
             assert!(note.contains(part), "{note}");

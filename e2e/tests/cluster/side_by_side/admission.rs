@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
+use crate::actor::Actor;
 use crate::support::{
     apply, condition, delete, get, namespace_manifest, netexec_manifest, network_manifest, nobody_reaches,
     running, vpc_manifest,
@@ -194,6 +195,73 @@ fn a_pod_whose_annotations_break_a_rule_of_endpoints_is_told_so() {
         "{event}"
     );
     delete(cluster, &["pod", "-n", "red", "long"]).unwrap();
+}
+
+/// Returns a pod that is never scheduled.
+fn gated(annotations: &[(&str, &str)], on_host: bool) -> Value {
+    let annotations: serde_json::Map<String, Value> = annotations
+        .iter()
+        .map(|(direction, rate)| (format!("kubernetes.io/{direction}-bandwidth"), json!(rate)))
+        .collect();
+    json!({
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "gated", "namespace": "red", "annotations": annotations},
+        "spec": {
+            "schedulingGates": [{"name": "thuban.dev/never"}],
+            "hostNetwork": on_host,
+            "containers": [{"name": "main", "image": "none"}],
+        },
+    })
+}
+
+#[test]
+fn pods_with_unreadable_rates_are_refused_and_no_others() {
+    let cluster = &tenants().cluster;
+    let admin = Actor::administrator(cluster).unwrap();
+    let remedy = "between 1k and 1P, such as 100M: correct it";
+    for rate in ["x", "-1", "10 M", "", "999", "1.1P", "1e99"] {
+        for direction in ["egress", "ingress"] {
+            let answer = admin.write("create", &gated(&[(direction, rate)], false), &[]);
+            let annotation = format!("kubernetes.io/{direction}-bandwidth must be");
+            admin.is_refused(&format!("ask for {rate:?}"), answer, &[&annotation, remedy]);
+        }
+    }
+    let both = [("egress", "1k"), ("ingress", "1P")];
+    for (annotations, on_host) in [
+        (&both[..], false),
+        (&[("egress", "999.5"), ("ingress", "1.5Mi")], false),
+        (&[], false),
+        (&[("egress", "x")], true),
+    ] {
+        admin.write("create", &gated(annotations, on_host), &[]).unwrap();
+    }
+    // Nothing but a change to another such text is in the way of a pod that has one.
+    apply(cluster, &[gated(&[], false)]).unwrap();
+    let kubectl = |arguments: &[&str]| admin.kubectl(&[&["-n", "red"], arguments].concat());
+    let made_before =
+        json!({"metadata": {"annotations": {"kubernetes.io/egress-bandwidth": "x"}}}).to_string();
+    let patch = [
+        "patch",
+        "pod",
+        "gated",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &made_before,
+    ];
+    kubectl(&patch).unwrap();
+    kubectl(&["label", "pod", "gated", "a=b"]).unwrap();
+    let set = |rate: &str| kubectl(&["annotate", "--overwrite", "pod", "gated", rate]);
+    for rate in [
+        "kubernetes.io/egress-bandwidth=y",
+        "kubernetes.io/ingress-bandwidth=y",
+    ] {
+        admin.is_refused(rate, set(rate), &["-bandwidth must be", remedy]);
+    }
+    set("kubernetes.io/egress-bandwidth=1M").unwrap();
+    set("kubernetes.io/egress-bandwidth-").unwrap();
+    kubectl(&patch).unwrap();
+    delete(cluster, &["pod", "-n", "red", "gated"]).unwrap();
 }
 
 #[test]

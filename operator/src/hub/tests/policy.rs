@@ -233,6 +233,47 @@ async fn a_policy_is_provisioned_when_its_last_step_is_acked() {
     take_steps(2);
 }
 
+#[tokio::test(start_paused = true)]
+async fn policies_of_a_set_without_room_are_woken_and_told() {
+    let (mut hub, mut droplets) = play(&Kinds::all());
+    let (policies, mut woken) = unbounded_channel();
+    hub.triggers.network_policies = policies;
+    let mut take_woken = || {
+        let mut names = BTreeSet::new();
+        while let Ok(policy) = woken.try_recv() {
+            names.insert(policy.name);
+        }
+        names
+    };
+    set(&hub);
+    settle(&hub, &mut droplets);
+    let standing = || hub.policy_standing("red/db").unwrap();
+    assert!(standing().is_provisioned() && !standing().is_full);
+    take_woken();
+    // The pod is selected once more, so that it needs a further set.
+    let more = serde_json::from_value(json!({"podSelector": {}})).unwrap();
+    hub.update(|world| world.set_network_policy("red", "more", 0, Some(&more)).unwrap());
+    hub.roll_out();
+    let c = droplets.get_mut("c").unwrap();
+    let sent = ids(&read(&take(c).0), Kind::PolicySet);
+    for key in &sent {
+        hub.nack("c", c.id, c.sequence, key, NackReason::TableFull);
+    }
+    assert!(!sent.is_empty() && hub.ack("c", c.id, c.sequence));
+    settle(&hub, &mut droplets);
+    assert_eq!(take_woken(), ["db".to_owned(), "more".to_owned()].into());
+    assert!(standing().is_full && !standing().is_provisioned());
+    assert!(standing().message().contains("1 of 2 droplets; c: no room"));
+    // Who was told is looked at again when there is room.
+    tokio::time::advance(Duration::from_secs(10)).await;
+    assert!(hub.send_again());
+    settle(&hub, &mut droplets);
+    assert!(take_woken().contains("db"));
+    assert!(standing().is_provisioned() && !standing().is_full);
+    settle(&hub, &mut droplets);
+    assert!(take_woken().is_empty(), "nothing is new");
+}
+
 /// Returns the ids of the rows of a kind.
 fn ids(rows: &[thuban_rows::Row], kind: Kind) -> BTreeSet<Key> {
     let keys = rows.iter().map(thuban_rows::Row::key);

@@ -1,5 +1,6 @@
 //! ClusterNetworkPolicy: rules of administrators, before NetworkPolicies (tier Admin) and behind them (Baseline).
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -23,9 +24,32 @@ pub struct Node {
     pub labels: Labels,
     /// Those of its status.
     pub addresses: Vec<IpAddr>,
+    /// Those of its own endpoints, by VPC. In other VPCs pods may have the same addresses.
+    pub members: BTreeMap<String, Vec<IpAddr>>,
+}
+
+impl Node {
+    /// Yields the addresses by which pods of a VPC reach the node; none: of a VPC where it has no endpoint.
+    fn addresses_in(&self, vpc: Option<&str>) -> impl Iterator<Item = IpAddr> {
+        let own = vpc.and_then(|vpc| self.members.get(vpc)).into_iter().flatten();
+        self.addresses.iter().chain(own).map(IpAddr::to_canonical)
+    }
 }
 
 pub fn compile(name: &str, spec: &ClusterNetworkPolicySpec, nodes: &[Node]) -> Compiled {
+    let mut compiled = compile_in(None, name, spec, nodes);
+    if let (Some(policy), true) = (&mut compiled.policy, is_of_nodes(spec)) {
+        let vpcs: BTreeSet<&String> = nodes.iter().flat_map(|node| node.members.keys()).collect();
+        for vpc in vpcs {
+            let own = compile_in(Some(vpc), name, spec, nodes).policy;
+            policy.egress_in.extend(own.map(|own| (vpc.clone(), own.egress)));
+        }
+    }
+    compiled
+}
+
+/// Reads a policy for pods of a VPC; none: of a VPC in which no node has an endpoint.
+fn compile_in(vpc: Option<&str>, name: &str, spec: &ClusterNetworkPolicySpec, nodes: &[Node]) -> Compiled {
     let tier = match spec.tier {
         Tier::Admin => PolicyTier::Admin,
         Tier::Baseline => PolicyTier::Baseline,
@@ -42,7 +66,7 @@ pub fn compile(name: &str, spec: &ClusterNetworkPolicySpec, nodes: &[Node]) -> C
     }
     for (index, rule) in spec.egress.iter().enumerate() {
         let action = compiled.action(Direction::Egress, index, rule.action);
-        let mut read = egress(rule, nodes);
+        let mut read = egress(rule, vpc, nodes);
         let place = rule.to.iter().position(|peer| !peer.domain_names.is_empty());
         if let Some(place) = place.filter(|_| read.is_ok()) {
             let problem = Malformed::new(format!("to[{place}].domainNames"), Problem::DomainNames);
@@ -96,10 +120,14 @@ fn ingress(rule: &ClusterNetworkPolicyIngressRule) -> Result<Draft, Malformed> {
     Ok(Draft { peers, ports })
 }
 
-fn egress(rule: &ClusterNetworkPolicyEgressRule, nodes: &[Node]) -> Result<Draft, Malformed> {
+fn egress(
+    rule: &ClusterNetworkPolicyEgressRule,
+    vpc: Option<&str>,
+    nodes: &[Node],
+) -> Result<Draft, Malformed> {
     let mut peers = Peers::default();
     each("to", at_least_one("to", &rule.to)?, |peer| {
-        add_peer(peer, nodes, &mut peers)
+        add_peer(peer, vpc, nodes, &mut peers)
     })?;
     let ports = each("protocols", &rule.protocols, read_ports)?;
     Ok(Draft { peers, ports })
@@ -114,6 +142,7 @@ fn at_least_one<'a, T>(field: &str, peers: &'a [T]) -> Result<&'a [T], Malformed
 
 fn add_peer(
     peer: &ClusterNetworkPolicyEgressPeer,
+    vpc: Option<&str>,
     nodes: &[Node],
     peers: &mut Peers,
 ) -> Result<(), Malformed> {
@@ -134,10 +163,8 @@ fn add_peer(
         (Some(selector), true, true) => {
             let selector = Selector::of_field(selector, "nodes")?;
             let selected = nodes.iter().filter(|node| selector.matches(&node.labels));
-            let addresses = selected.flat_map(|node| &node.addresses);
-            peers
-                .blocks
-                .extend(addresses.map(|address| of(address.to_canonical().into())));
+            let addresses = selected.flat_map(|node| node.addresses_in(vpc));
+            peers.blocks.extend(addresses.map(|address| of(address.into())));
         }
         (None, false, true) => peers.blocks.extend(each("networks", networks, |text| {
             let malformed = || Malformed::new("", Problem::Network(text.clone()));
@@ -220,6 +247,7 @@ mod tests {
         let node = |zone: &str, addresses: [&str; 2]| Node {
             labels: [("zone".to_owned(), zone.to_owned())].into(),
             addresses: addresses.map(|address| address.parse().unwrap()).into(),
+            ..Node::default()
         };
         let nodes = [
             node("a", ["192.0.2.1", "2001:db8::1"]),

@@ -3,7 +3,7 @@
 //! What of a policy can't be understood is told and fails closed: an Accept matches nothing, a Deny or Pass denies
 //! all.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 
@@ -41,21 +41,24 @@ pub struct Policy {
     /// None: the policy doesn't say anything in the direction. Ports are named in rules of either direction.
     pub ingress: Option<Vec<Arc<PolicyRule>>>,
     pub egress: Option<Vec<Arc<PolicyRule>>>,
+    /// What stands in the place of `egress` for pods of these VPCs.
+    pub egress_in: BTreeMap<String, Option<Vec<Arc<PolicyRule>>>>,
     /// Those of all peers.
     pub groups: BTreeSet<Arc<Group>>,
 }
 
 impl Policy {
-    pub const fn rules(&self, direction: Direction) -> Option<&Vec<Arc<PolicyRule>>> {
+    /// Returns what the policy says to pods of a VPC.
+    pub fn rules(&self, direction: Direction, vpc: &str) -> Option<&Vec<Arc<PolicyRule>>> {
         match direction {
             Direction::Ingress => self.ingress.as_ref(),
-            Direction::Egress => self.egress.as_ref(),
+            Direction::Egress => self.egress_in.get(vpc).unwrap_or(&self.egress).as_ref(),
         }
     }
 
     /// Returns the names of other pods' ports that the rules name.
     pub fn names(&self) -> BTreeSet<Arc<str>> {
-        let rules = self.egress.iter().flatten();
+        let rules = self.egress_in.values().chain([&self.egress]).flatten().flatten();
         let ports = rules.flat_map(|rule| &rule.ports);
         let name = |ports: &PolicyPorts| match ports {
             PolicyPorts::Named(name, _) => Some(Arc::clone(name)),
@@ -71,6 +74,7 @@ impl Policy {
             subject: Arc::clone(&self.subject),
             ingress: self.ingress.as_ref().map(|_| Vec::new()),
             egress: self.egress.as_ref().map(|_| Vec::new()),
+            egress_in: BTreeMap::new(),
             groups: BTreeSet::new(),
             ..*self
         }
@@ -100,6 +104,7 @@ impl Policy {
             subject: Arc::new(Group::new(all, Selector::default())),
             ingress: Some(Vec::new()),
             egress: Some(Vec::new()),
+            egress_in: BTreeMap::new(),
             groups: BTreeSet::new(),
         }
     }
@@ -162,6 +167,7 @@ impl Compiled {
             subject: Arc::new(subject),
             ingress: None,
             egress: None,
+            egress_in: BTreeMap::new(),
             groups: BTreeSet::new(),
         };
         Self {

@@ -347,7 +347,13 @@ impl Policies {
         policies.sort_unstable_by(|one, other| one.place().cmp(&other.place()));
         let mut too_many = Vec::new();
         let mut set = |direction| {
-            let content = SetContent::of(direction, &policies, member.ports, self.served(member.vpc));
+            let content = SetContent::of(
+                direction,
+                &policies,
+                member.vpc,
+                member.ports,
+                self.served(member.vpc),
+            );
             content.unwrap_or_else(|error| {
                 too_many.push(error);
                 Some(SetContent::deny_all(direction))

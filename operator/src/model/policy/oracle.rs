@@ -142,6 +142,7 @@ impl Objects {
         let node = |(labels, addresses): &(Labels, Vec<IpAddr>)| Node {
             labels: labels.clone(),
             addresses: addresses.clone(),
+            ..Node::default()
         };
         policies.set_nodes(self.nodes.iter().map(node).collect());
     }

@@ -97,22 +97,25 @@ impl SetContent {
         self.rules.iter().map(rule).sum()
     }
 
-    /// Returns what policies, in the order in which they are asked, say to a pod with these ports, for whose VPC nodes
-    /// serve these services. None: nothing.
+    /// Returns what policies, in the order in which they are asked, say to a pod of a VPC, with these ports. Nodes
+    /// serve these services for the VPC. None: nothing.
     pub(super) fn of(
         direction: Direction,
         policies: &[&Policy],
+        vpc: &str,
         ports: &BTreeSet<NamedPort>,
         served: &[Served],
     ) -> Result<Option<Self>, TooManyRules> {
-        let speaking = policies.iter().filter(|policy| policy.rules(direction).is_some());
+        let speaking = policies
+            .iter()
+            .filter(|policy| policy.rules(direction, vpc).is_some());
         let is_isolated = speaking
             .clone()
             .any(|policy| policy.tier == PolicyTier::NetworkPolicy);
         let asked = speaking.filter(|policy| !is_isolated || policy.tier != PolicyTier::Baseline);
         let mut rules: Vec<Arc<PolicyRule>> = Vec::new();
         for policy in asked {
-            let own = policy.rules(direction).into_iter().flatten();
+            let own = policy.rules(direction, vpc).into_iter().flatten();
             let count = rules.len();
             match direction {
                 Direction::Ingress => rules.extend(own.filter_map(|rule| resolve(rule, ports))),

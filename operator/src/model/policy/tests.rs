@@ -248,6 +248,7 @@ fn rules_of_nodes_change_with_the_nodes() {
     let node = |zone: &str, address: &str| Node {
         labels: labels(&[("zone", zone)]),
         addresses: vec![address.parse().unwrap()],
+        ..Node::default()
     };
     let blocks = |policies: &Policies| {
         let egress = policies.web().egress.unwrap();
@@ -265,6 +266,30 @@ fn rules_of_nodes_change_with_the_nodes() {
     policies.set_cluster_policy("guard", None).unwrap();
     policies.set_nodes(vec![node("a", "192.0.2.1")]);
     assert_eq!(policies.web().egress, None, "it doesn't come back");
+}
+
+#[test]
+fn rules_of_nodes_hold_their_own_endpoints_in_their_vpc() {
+    let rules = json!({"egress": [{"action": "Deny", "to": [{"nodes": {}}]}]});
+    let mut policies = Policies::default().with_cluster_policy("guard", "Admin", 0, rules);
+    let node = |members: &[(&str, &str)]| {
+        let member = |(vpc, address): &(&str, &str)| ((*vpc).to_owned(), vec![address.parse().unwrap()]);
+        Node {
+            addresses: vec!["192.0.2.1".parse().unwrap()],
+            members: members.iter().map(member).collect(),
+            ..Node::default()
+        }
+    };
+    let blocks = |policies: &Policies| {
+        let egress = policies.web().egress.unwrap();
+        let blocks = egress.rules[0].blocks.iter();
+        blocks.map(|block| block.range.to_string()).collect::<Vec<_>>()
+    };
+    let own = web().vpc;
+    policies.set_nodes(vec![node(&[(&own, "10.244.0.3"), ("other", "10.244.0.4")])]);
+    assert_eq!(blocks(&policies), ["10.244.0.3/32", "192.0.2.1/32"]);
+    policies.set_nodes(vec![node(&[("other", "10.244.0.3")])]);
+    assert_eq!(blocks(&policies), ["192.0.2.1/32"], "here it may be a pod's");
 }
 
 #[test]

@@ -14,7 +14,7 @@ use thuban_rows::{PolicyId, Row};
 
 use super::contribute::share;
 use super::served::KnownServed;
-use super::{Endpoint, EndpointName, Membership, Owner, Rows, World, set};
+use super::{Address, Endpoint, EndpointName, Membership, Owner, Rows, World, set};
 use crate::model::policy::{
     Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout, TooManyRules, Wanted,
 };
@@ -33,6 +33,8 @@ type Alike = HashMap<(String, String, usize), Wanted>;
 pub(super) struct Enforcement {
     pub(super) policies: Policies,
     nodes: BTreeMap<String, Node>,
+    /// The endpoints of droplets that are their own and have addresses.
+    hosts: BTreeSet<EndpointName>,
     /// The policies don't have these nodes yet.
     has_other_nodes: bool,
     pub(super) known_served: KnownServed,
@@ -63,6 +65,7 @@ impl Default for Enforcement {
         Self {
             policies: Policies::that_retain(),
             nodes: BTreeMap::new(),
+            hosts: BTreeSet::new(),
             has_other_nodes: false,
             known_served: KnownServed::default(),
             rollouts: BTreeMap::new(),
@@ -112,6 +115,15 @@ impl Enforcement {
     /// Takes note of a change of an endpoint.
     pub(super) fn note(&mut self, name: &EndpointName, old: Option<&Endpoint>, new: Option<&Endpoint>) {
         self.known_served.note_endpoint(name);
+        let (old_host, host) = (old.and_then(Endpoint::as_host), new.and_then(Endpoint::as_host));
+        if old_host != host {
+            self.has_other_nodes = true;
+            if host.is_some() {
+                self.hosts.insert(name.clone());
+            } else {
+                self.hosts.remove(name);
+            }
+        }
         if old.map(Endpoint::holder) != new.map(Endpoint::holder) {
             self.fresh.insert(name.clone());
         } else if old.map(|old| &old.profile) != new.map(|new| &new.profile) {
@@ -142,6 +154,14 @@ pub struct PolicyProgress {
 impl Endpoint {
     fn is_member(&self) -> bool {
         matches!(self.membership, Membership::Member(_))
+    }
+
+    /// Returns the network, droplet and addresses of an endpoint that is its droplet's own.
+    fn as_host(&self) -> Option<(&str, &str, &Address)> {
+        let Membership::Member(address) = &self.membership else {
+            return None;
+        };
+        self.is_host.then_some((&self.network, &self.droplet, address))
     }
 
     /// Returns who has the endpoint, and where: no packet of another holder has flowed yet.
@@ -186,6 +206,23 @@ impl World {
     /// Sets a node that policies may select, or removes it.
     pub fn set_policy_node(&mut self, name: &str, node: Option<Node>) {
         self.enforcement.has_other_nodes |= set(&mut self.enforcement.nodes, name, node);
+    }
+
+    /// Returns the nodes that policies may select, with the addresses of their own endpoints.
+    fn nodes_with_endpoints(&self) -> Vec<Node> {
+        let mut nodes = self.enforcement.nodes.clone();
+        for name in &self.enforcement.hosts {
+            let host = self.endpoints.get(name).and_then(Endpoint::as_host);
+            let Some((network, droplet, address)) = host else {
+                continue;
+            };
+            let network = self.networks.get(network);
+            if let (Some(network), Some(node)) = (network, nodes.get_mut(droplet)) {
+                let own = node.members.entry(network.vpc.clone()).or_default();
+                own.extend(address.all());
+            }
+        }
+        nodes.into_values().collect()
     }
 
     /// Sets whether a droplet understands rows of classes and sets. In a VPC with a droplet that doesn't, policy is not
@@ -249,7 +286,7 @@ impl World {
             return Vec::new();
         }
         if std::mem::take(&mut self.enforcement.has_other_nodes) {
-            let nodes = self.enforcement.nodes.values().cloned().collect();
+            let nodes = self.nodes_with_endpoints();
             self.enforcement.policies.set_nodes(nodes);
         }
         self.renew_served();
@@ -380,6 +417,25 @@ impl World {
             keys.extend(sets.map(|id| Key::PolicySet(vni, id)));
         }
         keys
+    }
+
+    /// Returns the names of the policies that have rules in any of these sets.
+    pub fn policies_of(&self, sets: &BTreeSet<Key>) -> BTreeSet<Arc<str>> {
+        let mut names = BTreeSet::new();
+        if sets.is_empty() {
+            return names;
+        }
+        for (vpc, rollout) in &self.enforcement.rollouts {
+            let vni = self.vni(vpc);
+            let contents = sets.iter().filter_map(|key| match key {
+                Key::PolicySet(of, id) if Some(*of) == vni => rollout.set_content(*id),
+                _ => None,
+            });
+            for content in contents {
+                names.extend(content.rules.iter().map(|rule| Arc::clone(&rule.policy)));
+            }
+        }
+        names
     }
 
     /// Returns the endpoints of a VPC that are not ready yet.
@@ -576,6 +632,8 @@ impl World {
 
     /// Applies policies again to the endpoints of a network, whose VPC may be another one now.
     pub(super) fn touch_policies_of(&mut self, network: &str) {
+        // Nodes may have endpoints of the network.
+        self.enforcement.has_other_nodes = true;
         let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
         self.enforcement.fresh.extend(members.flatten().cloned());
     }

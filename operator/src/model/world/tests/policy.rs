@@ -10,7 +10,7 @@ use thuban_rows::{Class, Kind, LocalEndpoint, PolicyId, PolicySet};
 use super::super::EndpointName;
 use super::*;
 use crate::model::policy::oracle::{End, Generator, NAMESPACES, Objects, Packet, Pod as Sample, read_set};
-use crate::model::policy::{ClassContent, Profile, SetContent};
+use crate::model::policy::{ClassContent, Node, Profile, SetContent};
 
 /// Longer than a row rests, milliseconds.
 pub(super) const REST: u64 = 31_000;
@@ -194,6 +194,56 @@ fn policy_waits_until_all_droplets_of_the_vpc_know_it() {
     world.roll_out(2);
     world.flush();
     assert!(local(&world, 11).ingress_set.is_some());
+}
+
+#[test]
+fn nodes_are_also_what_their_own_endpoints_have() {
+    let mut world = small(4);
+    add(&mut world, "web", 2, 10);
+    let node = Node {
+        addresses: vec!["192.0.2.1".parse().unwrap()],
+        ..Node::default()
+    };
+    world.set_policy_node("d3", Some(node));
+    let rules = json!([{"action": "Deny", "to": [{"nodes": {}}]}]);
+    let guard = json!({"tier": "Admin", "priority": 0, "subject": {"namespaces": {}}, "egress": rules});
+    let guard = serde_json::from_value(guard).unwrap();
+    world.set_cluster_policy("guard", Some(&guard)).unwrap();
+    let mut now = 0;
+    let mut denied = |world: &mut World| {
+        for _ in 0..4 {
+            now += REST;
+            for vpc in world.roll_out(now) {
+                while world.policies_acked(&vpc) {}
+            }
+            world.flush();
+        }
+        let set = local(world, 10).egress_set.unwrap();
+        let row = world.row("d2", &Key::PolicySet(vni(7), set)).unwrap();
+        let Ok(Row::PolicySet(PolicySet { rules, .. })) = Row::try_from(row.unpack()) else {
+            panic!("not a set");
+        };
+        let blocks = rules[0].blocks.iter();
+        blocks.map(|block| block.range.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(denied(&mut world), ["192.0.2.1/32"]);
+    // It gets its addresses later, then others, and goes with the node's part in the VPC.
+    let mut host = Endpoint {
+        is_host: true,
+        membership: Membership::Waiting,
+        ..dual("web", 3, 3)
+    };
+    world.set_endpoint(&name(3), Some(host.clone()));
+    assert_eq!(denied(&mut world), ["192.0.2.1/32"]);
+    host.membership = dual("web", 3, 3).membership;
+    world.set_endpoint(&name(3), Some(host.clone()));
+    let both = ["10.0.0.3/32", "192.0.2.1/32", "fd00:1::3/128"];
+    assert_eq!(denied(&mut world), both);
+    host.membership = endpoint("web", 3, 4).membership;
+    world.set_endpoint(&name(3), Some(host));
+    assert_eq!(denied(&mut world), ["10.0.0.4/32", "192.0.2.1/32"]);
+    world.set_endpoint(&name(3), None);
+    assert_eq!(denied(&mut world), ["192.0.2.1/32"]);
 }
 
 #[test]
