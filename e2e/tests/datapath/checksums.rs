@@ -1,4 +1,5 @@
-//! A pod chooses where the NIC writes a checksum into its frame. It is written after all programs have judged the frame.
+//! A pod chooses where the NIC writes a checksum into its frame. It is written after all programs have judged the
+//! frame.
 
 use anyhow::{Context, Result, ensure};
 use thuban_common::counters::Counter;

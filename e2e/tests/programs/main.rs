@@ -76,6 +76,7 @@ fn every_counter_has_a_test() {
         include_str!("too_big.rs"),
         include_str!("trace.rs"),
         include_str!("transit.rs"),
+        include_str!("../datapath/checksums.rs"),
         include_str!("../datapath/paths.rs"),
         include_str!("../datapath/forwarders.rs"),
         include_str!("../datapath/isolation.rs"),

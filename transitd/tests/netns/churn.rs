@@ -160,10 +160,15 @@ fn addresses_are_reused_at_once_without_strays_or_growth() {
             early = Some(holdings(&rig));
         }
     }
-    let (early, late) = (early.unwrap(), holdings(&rig));
+    let (early, mut late) = (early.unwrap(), holdings(&rig));
+    // The connection of the last verb may still be open.
+    let end = Instant::now() + PATIENCE;
+    while late.files > early.files && Instant::now() < end {
+        late = holdings(&rig);
+    }
     let sent = neighbours.map(Neighbour::stop);
     println!("{cycles} cycles, {sent:?} datagrams; after a tenth {early:?}, at the end {late:?}");
-    assert_eq!(early.files, late.files);
+    assert!(late.files <= early.files, "{early:?} {late:?}");
     assert_eq!((early.rows, late.rows), (4, 4), "two rows of each neighbour");
     assert!(late.memory_kib < early.memory_kib + 4096, "{early:?} {late:?}");
     for pod in ["n7", "n8"] {

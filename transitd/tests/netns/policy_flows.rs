@@ -96,11 +96,11 @@ fn flows_go_when_their_time_is_over_or_their_server_left() {
     world.flow(7, TCP, 1, 6, SEEN, 600);
     world.flow(7, TCP, 2, 6, SEEN | FINISHED, 110);
     world.flow(7, TCP, 3, 6, SEEN | RESET, 50);
-    world.flow(7, UDP, 4, 6, SEEN, 110);
+    world.flow(7, UDP, 4, 6, SEEN, 25);
     assert_eq!(world.scan(all), 4);
     world.flow(7, TCP, 2, 6, SEEN | FINISHED, 130);
     world.flow(7, TCP, 3, 6, SEEN | RESET, 70);
-    world.flow(7, UDP, 4, 6, SEEN, 130);
+    world.flow(7, UDP, 4, 6, SEEN, 35);
     assert_eq!(world.scan(all), 1);
     // The client may be anywhere.
     assert_eq!(world.scan(|of| *of == endpoint(7, 6)), 1);
