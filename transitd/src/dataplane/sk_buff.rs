@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
-use thuban_common::skb::SkbLayout;
+use thuban_common::skb::{SPAN, SkbLayout};
 
 /// The kernel's own types.
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
@@ -45,11 +45,19 @@ pub fn of_kernel() -> Result<SkbLayout, LayoutError> {
     if byte("csum_offset")? != csum_start + 2 {
         return Err(LayoutError::Field("csum_offset"));
     }
+    let mac_header = byte("mac_header")?;
+    let bytes = [ip_summed / 8, csum_start, mac_header];
+    let part = bytes.into_iter().min().unwrap_or_default();
+    let [byte_of_summed, csum_start, mac_header] = bytes.map(|byte| byte - part);
+    if csum_start.max(mac_header) as usize + 4 > SPAN {
+        return Err(LayoutError::Field("mac_header"));
+    }
     Ok(SkbLayout {
-        ip_summed: ip_summed / 8,
+        part,
+        ip_summed: byte_of_summed,
         ip_summed_bit: ip_summed % 8,
         csum_start,
-        mac_header: byte("mac_header")?,
+        mac_header,
     })
 }
 
@@ -161,6 +169,6 @@ mod tests {
         let layout = of_kernel().unwrap();
         // All of them are in the part that a clone copies, in this order.
         assert!(layout.ip_summed < layout.csum_start && layout.csum_start + 4 <= layout.mac_header);
-        assert!(layout.mac_header < 256 && layout.ip_summed_bit <= 6, "{layout:?}");
+        assert!(layout.part > 0 && layout.ip_summed_bit <= 6, "{layout:?}");
     }
 }

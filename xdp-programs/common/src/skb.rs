@@ -10,11 +10,14 @@ use crate::packet::{
     ipv6,
 };
 
-/// Where fields of `struct sk_buff` are, in bytes from its begin. The kernel's BTF says it.
+/// Where fields of `struct sk_buff` are. The kernel's BTF says it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SkbLayout {
-    /// The byte with `ip_summed`.
+    /// Where the part begins that has these fields, in bytes from the structure's begin. The part has [`SPAN`] bytes,
+    /// so that one read is enough.
+    pub part: u32,
+    /// The byte with `ip_summed`, from the part's begin like all that follow.
     pub ip_summed: u32,
     /// The first bit of `ip_summed` in its byte; it has two.
     pub ip_summed_bit: u32,
@@ -27,6 +30,7 @@ pub struct SkbLayout {
 impl SkbLayout {
     /// Nobody has set the layout: no frame is asked for its checksum. transitd never runs programs with it.
     pub const UNKNOWN: Self = Self {
+        part: 0,
         ip_summed: 0,
         ip_summed_bit: 0,
         csum_start: 0,
@@ -34,6 +38,8 @@ impl SkbLayout {
     };
 }
 
+/// The bytes that are read of `struct sk_buff`.
+pub const SPAN: usize = 80;
 /// `ip_summed`: the checksum is still to be written (CHECKSUM_PARTIAL of linux/skbuff.h).
 pub const CHECKSUM_PARTIAL: u8 = 3;
 
@@ -63,7 +69,7 @@ pub const fn may_be_written(packet: &IpPacket, place: u32) -> bool {
 }
 
 #[cfg(feature = "user")]
-// SAFETY: repr(C) of four integers of one size.
+// SAFETY: repr(C) of five integers of one size.
 #[allow(unsafe_code)]
 unsafe impl aya::Pod for SkbLayout {}
 

@@ -22,7 +22,7 @@ use aya_ebpf::{
 use thuban_common::{
     counters::Counter,
     packet::{Header, ethernet::LENGTH, ipv4, ipv6},
-    skb::{CHECKSUM_PARTIAL, SkbLayout},
+    skb::{CHECKSUM_PARTIAL, SPAN, SkbLayout},
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LOCAL_HOST, LOCAL_SHAPED, LocalEntry,
         TRANSIT_MAGIC, TransitMetadata,
@@ -126,6 +126,32 @@ impl TcFrame {
     }
 }
 
+/// [`checksum_place`]: the NIC is to write no checksum. Frames are shorter.
+const NO_CHECKSUM: u32 = u32::MAX;
+/// [`checksum_place`]: nobody knows the place. No checksum may have this one.
+const NOWHERE: u32 = 0;
+
+/// Does what [`Frame::checksum_place`] does, with a stack of its own. `skb`: here the context is the kernel's `sk_buff`.
+#[inline(never)]
+fn checksum_place(skb: *const u8) -> u32 {
+    let layout = maps::skb_layout();
+    if layout == SkbLayout::UNKNOWN {
+        return NO_CHECKSUM;
+    }
+    // SAFETY: the helper takes any address; the layout is the running kernel's.
+    let part = unsafe { bpf_probe_read_kernel(skb.add(layout.part as usize).cast::<[u8; SPAN]>()) };
+    let Ok(part) = part else {
+        return NOWHERE;
+    };
+    let byte = |at: u32| part.get(at as usize).copied().unwrap_or(u8::MAX);
+    let word = |at: u32| u32::from(u16::from_ne_bytes([byte(at), byte(at + 1)]));
+    if byte(layout.ip_summed) >> layout.ip_summed_bit & CHECKSUM_PARTIAL != CHECKSUM_PARTIAL {
+        return NO_CHECKSUM;
+    }
+    let end = word(layout.csum_start) + word(layout.csum_start + 2);
+    end.checked_sub(word(layout.mac_header)).unwrap_or(NOWHERE)
+}
+
 impl Frame for TcFrame {
     const PASS: Verdict = TC_ACT_OK as Verdict;
     const DROP: Verdict = TC_ACT_SHOT as Verdict;
@@ -203,26 +229,7 @@ impl Frame for TcFrame {
 
     #[inline(always)]
     fn checksum_place(&self) -> Option<u32> {
-        let layout = maps::skb_layout();
-        if layout == SkbLayout::UNKNOWN {
-            return None;
-        }
-        // Here the context is the kernel's `sk_buff`. An error leaves a place that no checksum may have.
-        let skb = self.skb().cast::<u8>();
-        // SAFETY: the helper takes any address; the layout is the running kernel's.
-        let ([start, offset], frame) = unsafe {
-            let summed = bpf_probe_read_kernel(skb.add(layout.ip_summed as usize)).unwrap_or(u8::MAX);
-            if summed >> layout.ip_summed_bit & CHECKSUM_PARTIAL != CHECKSUM_PARTIAL {
-                return None;
-            }
-            let place = skb.add(layout.csum_start as usize).cast::<[u16; 2]>();
-            let frame = skb.add(layout.mac_header as usize).cast::<u16>();
-            (
-                bpf_probe_read_kernel(place).unwrap_or_default(),
-                bpf_probe_read_kernel(frame).unwrap_or(u16::MAX),
-            )
-        };
-        Some((u32::from(start) + u32::from(offset)).wrapping_sub(u32::from(frame)))
+        Some(checksum_place(self.skb().cast())).filter(|place| *place != NO_CHECKSUM)
     }
 
     #[inline(always)]
