@@ -131,7 +131,8 @@ const NO_CHECKSUM: u32 = u32::MAX;
 /// [`checksum_place`]: nobody knows the place. No checksum may have this one.
 const NOWHERE: u32 = 0;
 
-/// Does what [`Frame::checksum_place`] does, with a stack of its own. `skb`: here the context is the kernel's `sk_buff`.
+/// Does what [`Frame::checksum_place`] does, with a stack of its own. `skb`: here the context is the kernel's
+/// `sk_buff`.
 #[inline(never)]
 fn checksum_place(skb: *const u8) -> u32 {
     let layout = maps::skb_layout();
