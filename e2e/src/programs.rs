@@ -69,7 +69,7 @@ impl Programs {
         let path = object();
         let layout = sk_buff::of_kernel()?;
         let mut loader = EbpfLoader::new();
-        loader.override_global("SKB_LAYOUT", &layout, true);
+        loader.override_global(sk_buff::SKB_LAYOUT, &layout, true);
         for (map, entries) in entries {
             loader.map_max_entries(map, *entries);
         }

@@ -18,7 +18,7 @@ use thuban_common::{
         ANSWERED_LIFE, DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FLOWS_OF_VPC, FlowEntry, NO_RULE,
         PEER_OUTSIDE, STAMP_GUARDED, STAMP_REPLY, Stamp, judge, of_vpc, point,
     },
-    services::{ALL_FLOWS, ConnectionKey, FORWARD, SEEN, Signal, refresh},
+    services::{ALL_FLOWS, ConnectionKey, FORWARD, SEEN, Signal, has_connections, refresh},
     tables::{Address, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LocalEntry},
 };
 
@@ -181,7 +181,7 @@ fn stands(case: &mut Case, interface: u32) -> bool {
             return false;
         }
     }
-    let is_over = is_datagram(case.key.protocol) && now().wrapping_sub(case.entry.time) > ANSWERED_LIFE;
+    let is_over = !has_connections(case.key.protocol) && now().wrapping_sub(case.entry.time) > ANSWERED_LIFE;
     if is_over {
         return false;
     }
@@ -394,12 +394,6 @@ unsafe extern "C" fn policy_denies(set: u64, peer: u64, address: *const Address,
         (true, _) => PASSES,
         (false, rank) => rank.into(),
     }
-}
-
-/// Whether a protocol has no connections, by which the receiver itself would know whose an answer is.
-#[inline(always)]
-const fn is_datagram(protocol: u8) -> bool {
-    !matches!(protocol, ipv4::TCP | ipv4::SCTP)
 }
 
 /// Writes the entry of a flow that FLOWS has.

@@ -14,15 +14,12 @@ use nix::sys::sysinfo::sysinfo;
 use thiserror::Error;
 
 use super::connections::{CONNECTIONS, entries_for};
-use super::sk_buff::{self, LayoutError};
+use super::sk_buff::{self, LayoutError, SKB_LAYOUT};
 use super::tables::TableError;
 use crate::settings::PinSettings;
 
 /// How often the verifier runs in all.
 const MAX_ATTEMPTS: u32 = 8;
-
-/// The programs' constant with the kernel's layout.
-const SKB_LAYOUT: &str = "SKB_LAYOUT";
 
 /// Maps that are pinned under their names.
 pub const PINNED_MAPS: [&str; 35] = [

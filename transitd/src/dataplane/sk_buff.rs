@@ -7,6 +7,8 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use thuban_common::skb::{SPAN, SkbLayout};
 
+/// The constant of the programs that says the layout.
+pub const SKB_LAYOUT: &str = "SKB_LAYOUT";
 /// The kernel's own types.
 const KERNEL: &str = "/sys/kernel/btf/vmlinux";
 const MAGIC: u16 = 0xeb9f;

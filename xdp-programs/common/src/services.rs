@@ -323,6 +323,13 @@ impl Signal {
     };
 }
 
+/// Whether a protocol has connections, by which a receiver itself knows whose an answer is.
+#[inline(always)]
+pub const fn has_connections(protocol: u8) -> bool {
+    use crate::packet::ipv4::{SCTP, TCP};
+    matches!(protocol, TCP | SCTP)
+}
+
 /// Returns how long an entry is left unwritten while nothing but time changes, ns: a small part of its least life.
 #[inline(always)]
 pub const fn refresh(protocol: u8) -> u64 {

@@ -28,7 +28,7 @@ pub struct SkbLayout {
 }
 
 impl SkbLayout {
-    /// Nobody has set the layout: no frame is asked for its checksum. transitd never runs programs with it.
+    /// Nobody has set the layout, so that no place of a checksum is known: agents let no frame pass.
     pub const UNKNOWN: Self = Self {
         part: 0,
         ip_summed: 0,

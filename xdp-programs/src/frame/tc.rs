@@ -137,7 +137,7 @@ const NOWHERE: u32 = 0;
 fn checksum_place(skb: *const u8) -> u32 {
     let layout = maps::skb_layout();
     if layout == SkbLayout::UNKNOWN {
-        return NO_CHECKSUM;
+        return NOWHERE;
     }
     // SAFETY: the helper takes any address; the layout is the running kernel's.
     let part = unsafe { bpf_probe_read_kernel(skb.add(layout.part as usize).cast::<[u8; SPAN]>()) };

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
+use thuban_common::packet::ipv4::UDP;
 use thuban_common::policy::{ANSWERED_LIFE, FlowEntry};
-use thuban_common::services::{FINISHED, RESET, SEEN};
+use thuban_common::services::{FINISHED, RESET, SEEN, has_connections};
 
 /// The life of a TCP or SCTP connection of which both sides were heard: as long as in Linux's conntrack.
 const ESTABLISHED: Duration = Duration::from_hours(120);
@@ -73,7 +73,7 @@ pub fn life(seen: &Seen) -> Duration {
 
 /// Returns how long a flow may be without a packet. `is_crowding`: its VPC has nearly all that it may have in FLOWS.
 pub fn life_of_flow(protocol: u8, entry: &FlowEntry, is_crowding: bool) -> Duration {
-    let has_connections = protocol == TCP || protocol == SCTP;
+    let has_connections = has_connections(protocol);
     let life = life(&Seen {
         // Nothing tells the end of other flows: echo requests, for example.
         protocol: if has_connections { protocol } else { UDP },

@@ -102,8 +102,9 @@ fn of_app(app: &str) -> Value {
     json!({"namespaceSelector": {}, "podSelector": {"matchLabels": {"app": app}}})
 }
 
-fn own(port: u16) -> Vec<(String, u16)> {
-    vec![(format!("{ADDRESS}/32"), port)]
+/// Returns the service's own address and port, as [`accepted`] does.
+fn own() -> Vec<(String, u16)> {
+    vec![(format!("{ADDRESS}/32"), 80)]
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn a_shared_service_is_judged_by_its_backends_labels_and_ports() {
         allow(&mut world, &to, &ports);
         let mut found = accepted(&mut world).0;
         found.retain(|(range, _)| range != "10.0.0.10/32");
-        let expected = if is_accepted { own(80) } else { vec![] };
+        let expected = if is_accepted { own() } else { vec![] };
         assert_eq!(found, expected, "{to} {ports}");
     }
 }
@@ -131,7 +132,7 @@ fn a_shared_service_is_judged_by_its_backends_labels_and_ports() {
 fn a_shared_service_follows_its_backends() {
     let mut world = sharing();
     allow(&mut world, &of_app("web"), &json!([]));
-    assert_eq!(accepted(&mut world).0, own(80));
+    assert_eq!(accepted(&mut world).0, own());
     // Another backend that the rule does not select.
     let of = |backends: &[u8]| {
         let mut made = service("web", "1", 10);
@@ -150,17 +151,17 @@ fn a_shared_service_follows_its_backends() {
     assert_eq!(accepted(&mut world).0, []);
     add(&mut world, "web", 11, &[("app", "web"), ("revision", "2")]);
     assert!(world.has_policy_news(), "a backend's labels have changed");
-    assert_eq!(accepted(&mut world).0, own(80));
+    assert_eq!(accepted(&mut world).0, own());
     // A rollout, and a time without backends, change no set.
     world.set_service(&name("s"), Some(of(&[])));
-    assert_eq!(accepted(&mut world), (own(80), 0));
+    assert_eq!(accepted(&mut world), (own(), 0));
     world.set_service(&name("s"), Some(of(&[11])));
-    assert_eq!(accepted(&mut world), (own(80), 0));
+    assert_eq!(accepted(&mut world), (own(), 0));
     // A pod that nobody has seen is selected by nobody.
     world.set_service(&name("s"), Some(of(&[12])));
     assert_eq!(accepted(&mut world).0, []);
     world.set_service(&name("s"), Some(of(&[11])));
-    assert_eq!(accepted(&mut world).0, own(80));
+    assert_eq!(accepted(&mut world).0, own());
     world.set_vpc("blue", Some(vpc(8)));
     assert_eq!(accepted(&mut world).0, [], "the VPC no longer names the service");
 }
@@ -179,7 +180,7 @@ fn a_service_with_backends_outside_is_judged_by_their_addresses() {
     let block = json!({"ipBlock": {"cidr": "192.0.2.0/24"}});
     allow(&mut world, &block, &json!([{"port": 6443}]));
     let range = ("192.0.2.0/24".to_owned(), 6443);
-    assert_eq!(accepted(&mut world).0, [vec![range], own(80)].concat());
+    assert_eq!(accepted(&mut world).0, [vec![range], own()].concat());
     let except = json!({"ipBlock": {"cidr": "192.0.2.0/24", "except": ["192.0.2.7/32"]}});
     allow(&mut world, &except, &json!([{"port": 6443}]));
     assert_eq!(accepted(&mut world).0.len(), 1);
