@@ -136,6 +136,7 @@ impl Scanner {
             network: 1,
             mac: STRAY.mac(),
             flags: 0,
+            outer_dscp: 0,
             class: 0,
             ingress_set: 0,
             egress_set: 0,
@@ -154,26 +155,46 @@ impl Scanner {
 
 #[test]
 fn slow_flow_is_announced_beside_vpcs_that_scan() -> Result<()> {
-    let mut world = World::new()?;
-    world.enter()?;
-    let mut scanners = Vec::new();
-    for vni in 200..204 {
-        scanners.push(Scanner::new(&mut world, vni)?);
-    }
-    let frame = packet(TENANT, ip(10, 0, 2, 90)).bytes();
-    for number in 1..=3 {
-        world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
-        let events = world.programs.take_wanted()?;
-        let announced = [key(100, ip(10, 0, 2, 90))];
-        let expected = if number < 3 { &[][..] } else { &announced };
-        ensure!(events == expected, "packet {number}: {events:?}");
-        // This is three seconds at 5,000 packets a second.
-        for scanner in &mut scanners {
-            scanner.scan(&mut world, 15_000)?;
+    // The test repeats this if a window ended meanwhile: with the shares of two windows, the scans take the place of
+    // one address in eight.
+    for _ in 0..10 {
+        let mut world = World::new()?;
+        world.enter()?;
+        let (announced, is_one_window) = send_between_scans(&mut world)?;
+        if is_one_window {
+            ensure!(announced == [3], "{announced:?}");
+            ensure!(world.programs.counter(Counter::DirectPaced)? > 0);
+            return Ok(());
         }
     }
-    ensure!(world.programs.counter(Counter::DirectPaced)? > 0);
-    Ok(())
+    anyhow::bail!("every window ended too soon")
+}
+
+/// Sends three packets to one address while four VPCs scan. Returns the numbers of those that were announced, and
+/// whether all fell into one window.
+fn send_between_scans(world: &mut World) -> Result<(Vec<u32>, bool)> {
+    let vnis = 200..204;
+    let mut scanners = Vec::new();
+    for vni in vnis.clone() {
+        scanners.push(Scanner::new(world, vni)?);
+    }
+    let frame = packet(TENANT, ip(10, 0, 2, 90)).bytes();
+    let mut announced = Vec::new();
+    for number in 1..=3 {
+        world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
+        for event in world.programs.take_wanted()? {
+            ensure!(event == key(100, ip(10, 0, 2, 90)), "packet {number}: {event:?}");
+            announced.push(number);
+        }
+        // This is three seconds at 5,000 packets a second.
+        for scanner in &mut scanners {
+            scanner.scan(world, 15_000)?;
+        }
+    }
+    let noted_at =
+        |vni: u32| -> Result<u32> { Ok(world.programs.get::<_, AnnouncedEntry>("ANNOUNCED", &vni)?.window) };
+    // The first packet took a place in the first window, each scan tried for one in the latest.
+    Ok((announced, noted_at(TENANT.vni)? == noted_at(vnis.end - 1)?))
 }
 
 #[test]
