@@ -43,6 +43,20 @@ pub struct NetworkBandwidth {
     pub max_ingress: Option<String>,
 }
 
+/// The limits of a VPC's bandwidth, as quantities of bits per second, such as 1G.
+/// Each limit is between 1k and 1P. A change takes effect on running pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VpcBandwidth {
+    /// The rate at which all pods of the VPC on a node together may send to other nodes and to outside.
+    /// What is more is dropped. Each node has the limit for itself.
+    /// Default: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(validation = Rule::new(IS_RATE).message(EXPECTED))]
+    #[schemars(length(max = 32))]
+    pub egress_per_droplet: Option<String>,
+}
+
 /// A rate in bits per second, 1k to 1P: the bounds of Kubernetes' own plugin for bandwidth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BitRate(u64);

@@ -1,10 +1,12 @@
 //! Vpc: a tenant's address space.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::bandwidth::VpcBandwidth;
 use crate::{Condition, DEFAULT_ROLES, Phase};
 
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -74,6 +76,20 @@ pub struct VpcSpec {
     /// When a namespace is no longer admitted, its running pods stay and no new pod enters.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allowed_namespaces: Option<LabelSelector>,
+    /// The limits of the bandwidth of the VPC's pods together.
+    /// Without this field, pods are limited only each by itself.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth: Option<VpcBandwidth>,
+    /// The DSCP of the VPC's packets on the underlay: `Copy`, `Clear`, or a number from 0 to 63.
+    /// `Copy` takes what the pod wrote into its packet, so that pods choose their priority on the underlay.
+    /// `Clear` is the same as 0: no priority. What a pod wrote stays in its own packet.
+    /// Default: `Copy`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new("type(self) == int ? self >= 0 && self <= 63 : self in ['Copy', 'Clear']")
+            .message("spec.dscp must be Copy, Clear, or a number from 0 to 63")
+    )]
+    pub dscp: Option<IntOrString>,
 }
 
 /// The bounds and the measure for the number of dividers.

@@ -5,6 +5,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
+use thuban_api::Dscp;
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 
 use crate::{
@@ -103,6 +104,8 @@ pub fn vpc() -> Vpc {
         divider_here: true,
         host_access: true,
         egress: true,
+        dscp: Dscp::new(46),
+        egress_rate: Some(byte_rate(12_500_000)),
         visible: Arc::new(Visible {
             namespaces: ["red".to_owned()].into(),
             services: [ServiceName::new("blue", "shared")].into(),

@@ -6,9 +6,11 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use thuban_api::Dscp;
 use thuban_api::identifiers::Vni;
 use thuban_proto::transit::VpcRow;
 
+use crate::byte_rate::ByteRate;
 use crate::fields::{self, InvalidRow, invalid};
 use crate::members::{self, Members};
 
@@ -30,6 +32,10 @@ pub struct Vpc {
     pub host_access: bool,
     /// Packets to outside leave in the node's name.
     pub egress: bool,
+    /// What outer headers bear; none: what the inner header does.
+    pub dscp: Option<Dscp>,
+    /// What the VPC's pods may send out of this droplet.
+    pub egress_rate: Option<ByteRate>,
     /// The names that the VPC's pods see; the owner of a view shares this value.
     pub visible: Arc<Visible>,
 }
@@ -92,6 +98,15 @@ fn usable(list: &[Vec<u8>], field: &'static str) -> Result<BTreeSet<IpAddr>, Inv
     list.iter().map(read).collect()
 }
 
+/// Reads a DSCP, to which one was added. 0 is none.
+fn read_dscp(number: u32) -> Result<Option<Dscp>, InvalidRow> {
+    let Some(dscp) = number.checked_sub(1) else {
+        return Ok(None);
+    };
+    let dscp = u8::try_from(dscp).ok().and_then(Dscp::new);
+    dscp.map(Some).ok_or(invalid("dscp", "0 to 64"))
+}
+
 impl TryFrom<VpcRow> for Vpc {
     type Error = InvalidRow;
 
@@ -106,6 +121,8 @@ impl TryFrom<VpcRow> for Vpc {
             divider_here: row.divider_here,
             host_access: row.host_access,
             egress: row.egress,
+            dscp: read_dscp(row.dscp)?,
+            egress_rate: ByteRate::read_option(row.egress_rate, "egress_rate")?,
             visible: Arc::new(Visible::read(&row)?),
         })
     }
@@ -124,6 +141,8 @@ impl From<&Vpc> for VpcRow {
             divider_here: row.divider_here,
             host_access: row.host_access,
             egress: row.egress,
+            dscp: row.dscp.map_or(0, |dscp| u32::from(dscp.get()) + 1),
+            egress_rate: ByteRate::number(row.egress_rate),
             service_cidrs: fields::texts(&row.service_cidrs),
             closed_cidrs: fields::texts(&row.closed_cidrs),
             service_addresses: addresses.map(|address| fields::octets(*address)).collect(),
@@ -164,6 +183,8 @@ mod tests {
             "visible_services",
         );
         refused(&|row| row.hidden_services = vec!["web".into()], "hidden_services");
+        refused(&|row| row.dscp = 65, "dscp");
+        refused(&|row| row.egress_rate = 124, "egress_rate");
         refused(&|row| row.vni = 0, "vni");
         refused(&|row| row.vni = 1 << 24, "vni");
     }

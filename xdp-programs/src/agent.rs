@@ -23,7 +23,7 @@ use crate::{
     deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
-    host, inner, load, maps, misses, nd as neighbours, policy, refuse,
+    host, inner, load, maps, meter, misses, nd as neighbours, policy, refuse,
     rewrite::rewrite,
     service, too_big,
     trace::{Observed, settle},
@@ -75,6 +75,13 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed, attachment: &mut Att
     let header: ethernet::EthernetHeader = frame.load(0).ok_or(Counter::Truncated)?;
     if header.source != words3(attachment.mac) {
         return Err(Counter::SpoofedMac);
+    }
+    if attachment.flags & meter::ANY != 0 {
+        // A frame that XDP leaves to tc would be counted twice.
+        if !F::IS_LAST {
+            return Ok((F::PASS, None));
+        }
+        meter::admit_endpoint(attachment, frame.length())?;
     }
     match header.ethertype {
         ethernet::ARP => arp::answer(frame, attachment),
@@ -217,6 +224,9 @@ fn route<F: Frame>(
         count(Counter::ServiceCollision);
         return refuse::answer(frame, attachment, packet);
     }
+    if !matches!(target, Target::Local(_)) {
+        meter::admit_to_leave(attachment, frame.length())?;
+    }
     let hash = flow::hash(packet);
     let next_hop = match target {
         Target::Local(local) => {
@@ -251,6 +261,7 @@ fn route<F: Frame>(
         attachment.vni,
         observed.stamp,
         packet,
+        attachment.outer_class(packet.traffic_class),
         hash,
     )?
     else {

@@ -9,7 +9,7 @@ use thuban_common::{
 
 use crate::frame::{Exit, Frame};
 
-/// The inner Ethernet header bears the sender's stamp. The delivering droplet writes the MACs.
+/// `class` is DSCP and ECN of the outer header. The inner Ethernet header bears the sender's stamp. The delivering droplet writes the MACs.
 #[inline(always)]
 pub fn encapsulate<F: Frame>(
     frame: &mut F,
@@ -18,6 +18,7 @@ pub fn encapsulate<F: Frame>(
     vni: u32,
     stamp: Stamp,
     packet: &IpPacket,
+    class: u8,
     hash: u32,
 ) -> Exit {
     let length = frame.length();
@@ -35,7 +36,7 @@ pub fn encapsulate<F: Frame>(
         droplet,
         vni,
         length,
-        packet.traffic_class,
+        class,
         flow::source_port(hash),
     );
     frame.store(ethernet::LENGTH, &outer).ok_or(Counter::Truncated)?;

@@ -13,6 +13,8 @@
 //! much so.
 #![no_std]
 #![no_main]
+#![feature(core_intrinsics)]
+#![allow(internal_features, reason = "the only way to add atomically on this target")]
 #![allow(unsafe_code)]
 #![allow(
     clippy::inline_always,
@@ -35,6 +37,7 @@ mod host;
 mod inner;
 mod load;
 mod maps;
+mod meter;
 mod misses;
 mod nd;
 mod path_mtu;

@@ -26,6 +26,7 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
+    meter::{METERS_CAPACITY, MeterEntry, MeterKey},
     packet::ipv6,
     policy::{
         BLOCKS_CAPACITY, BlockKey, DENIALS_CAPACITY, DenialEntry, DenialKey, FLOWS_CAPACITY, FlowEntry,
@@ -120,6 +121,9 @@ pub static DENIED: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 #[map]
 pub static FOLLOWED: Array<u64> = Array::with_max_entries(1, 0);
 #[map]
+pub static METERS: HashMap<MeterKey, MeterEntry> =
+    HashMap::with_max_entries(METERS_CAPACITY, BPF_F_NO_PREALLOC);
+#[map]
 pub static GATES: Array<GatesEntry> = Array::with_max_entries(1 + GATES_OF_INTERFACES, 0);
 /// Whether PATH_MTUS ever had an entry (1). Written by transit.
 #[map]
@@ -201,7 +205,7 @@ pub fn read_fragment(key: &FragmentKey, to: &mut FragmentEntry) -> bool {
 
 /// Returns the flags of an interface's attachment, if it is of this VPC.
 #[inline(always)]
-pub fn attachment_flags(interface: u32, vni: u32) -> Option<u16> {
+pub fn attachment_flags(interface: u32, vni: u32) -> Option<u8> {
     let entry = ATTACHMENTS.get_ptr(&interface)?;
     // SAFETY: an element of a map, see the module; the first word last.
     let (flags, ifindex, is_of) = unsafe {

@@ -23,7 +23,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 7] = [
+const SOAKS: [Soak; 8] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -47,6 +47,14 @@ const SOAKS: [Soak; 7] = [
         tests: "tables_say",
         variable: "THUBAN_DECISIONS",
         count: "100000000",
+    },
+    Soak {
+        name: "starts",
+        package: "transitd",
+        target: "netns",
+        tests: "policy_starts::",
+        variable: "THUBAN_STARTS",
+        count: "1000",
     },
     Soak {
         name: "killed",

@@ -198,6 +198,7 @@ impl Droplet {
             network,
             mac,
             flags: 0,
+            outer_dscp: 0,
             class: 0,
             ingress_set: 0,
             egress_set: 0,

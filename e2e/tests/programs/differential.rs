@@ -170,9 +170,10 @@ fn programs_do_what_their_model_does() -> Result<()> {
 }
 
 /// Counters that no frame raises: events, failures of the world around, services, of which this world has
-/// none, what it denies to nobody, and what only packet sockets can ask of a NIC.
-const UNREACHABLE: [&str; 16] = [
+/// none, what it denies to nobody, rates, which it limits for nobody, and what only packet sockets can ask of a NIC.
+const UNREACHABLE: [&str; 17] = [
     "checksum_misplaced",
+    "rate_exceeded",
     "direct_wanted",
     "direct_paced",
     "adjust_room_failed",

@@ -15,6 +15,7 @@ mod fragments;
 mod frames;
 mod ipv6;
 mod ipv6_transit;
+mod meters;
 mod model;
 mod model_agent;
 mod model_policy;
@@ -68,6 +69,7 @@ fn every_counter_has_a_test() {
         include_str!("fragments.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),
+        include_str!("meters.rs"),
         include_str!("policy.rs"),
         include_str!("probes.rs"),
         include_str!("services.rs"),

@@ -156,6 +156,7 @@ fn removed_attachments_element_sends_for_no_other_vpc() -> Result<()> {
         network,
         mac,
         flags: 0,
+        outer_dscp: 0,
         class: 0,
         ingress_set: 0,
         egress_set: 0,

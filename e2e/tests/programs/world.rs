@@ -130,6 +130,7 @@ impl World {
                 network,
                 mac,
                 flags: 0,
+                outer_dscp: 0,
                 class: stamp.class,
                 ingress_set: u32::from(stamp.flags),
                 egress_set: stamp.egress_set,

@@ -16,6 +16,8 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         egress: None,
         shared_services: None,
         allowed_namespaces: None,
+        bandwidth: None,
+        dscp: None,
     };
     if get(&vpcs, DEFAULT_NAME).await?.is_none() {
         ignore_existing(create(&vpcs, &Vpc::new(DEFAULT_NAME, spec)).await)?;

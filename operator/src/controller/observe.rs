@@ -8,7 +8,8 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::identifiers::Vni;
 use thuban_api::{
-    DEFAULT_NAME, Droplet, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, SYSTEM_NAMESPACE, VniClaim, Vpc,
+    BitRate, DEFAULT_NAME, Droplet, Dscp, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, SYSTEM_NAMESPACE,
+    VniClaim, Vpc, VpcSpec,
 };
 
 use crate::controller::admission::admitted;
@@ -199,6 +200,12 @@ fn shared_services(vpc: &Vpc, context: &Context) -> Vec<(String, String)> {
         .collect()
 }
 
+/// Returns the limit of what a VPC's pods send out of a droplet. The API server refuses what is none.
+fn egress_per_droplet(spec: &VpcSpec) -> Option<BitRate> {
+    let text = spec.bandwidth.as_ref()?.egress_per_droplet.as_ref()?;
+    text.parse().ok()
+}
+
 pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     let (name, vpc) = match change {
         Change::Applied(vpc) => {
@@ -220,6 +227,8 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
                 cidrs: status.cidrs,
                 host_access,
                 egress: vpc.spec.egress.unwrap_or(host_access),
+                egress_rate: egress_per_droplet(&vpc.spec),
+                dscp: Dscp::of_field(vpc.spec.dscp.as_ref()),
                 shared: shared_services(vpc, context),
             });
             (name, vpc)

@@ -65,6 +65,8 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 cidrs: cidrs.clone(),
                 host_access: false,
                 egress: false,
+                egress_rate: None,
+                dscp: None,
                 shared: Vec::new(),
             }),
         );

@@ -185,6 +185,8 @@ mod tests {
                     autoscale: None,
                     egress: None,
                     shared_services: None,
+                    bandwidth: None,
+                    dscp: None,
                     cidrs: vec![],
                     dividers: 1,
                     allowed_namespaces: allowed.clone(),

@@ -22,7 +22,7 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 35] = [
+pub const PINNED_MAPS: [&str; 36] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
@@ -49,6 +49,7 @@ pub const PINNED_MAPS: [&str; 35] = [
     "AFFINITY",
     "PENDING",
     "FRAGMENTS",
+    "METERS",
     "GATES",
     "GRANTS",
     "LISTS",

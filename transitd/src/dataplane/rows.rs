@@ -3,9 +3,10 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use serde_json::{Value, json};
+use thuban_common::meter::{METER_OF_VPC, MeterKey};
 use thuban_common::tables::{
-    Address, EndpointKey, LOCAL_HAS_POLICY, LOCAL_SHAPED, LoadKey, Members, SUBNET_BOUNCER_HERE,
-    SUBNET_PRIVATE, VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
+    ATTACHMENT_METERED, ATTACHMENT_VPC_METERED, Address, EndpointKey, LOCAL_HAS_POLICY, LOCAL_SHAPED,
+    LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE, VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
 };
 use thuban_rows::PolicyId;
 
@@ -33,6 +34,11 @@ fn key_json(key: &TableKey) -> Value {
         }
         TableKey::Vpc(vni) => json!({"vni": vni}),
         TableKey::Droplet(address) => json!({"droplet": Ipv4Addr::from(*address).to_string()}),
+        TableKey::Meter(MeterKey {
+            kind: METER_OF_VPC,
+            id,
+        }) => json!({"vni": id}),
+        TableKey::Meter(MeterKey { id, .. }) => json!({"ifindex": id}),
         TableKey::Load(LoadKey { vni, network: id }) => json!({"vni": vni, "network": network(*id)}),
     }
 }
@@ -45,6 +51,9 @@ fn entry_json(entry: &TableEntry) -> Value {
                 "network": network(e.network),
                 "address": text(&e.address),
                 "mac": mac_text(e.mac),
+                "metered": e.flags & ATTACHMENT_METERED != 0,
+                "vpc_metered": e.flags & ATTACHMENT_VPC_METERED != 0,
+                "outer_dscp": e.outer_dscp.checked_sub(1),
                 "class": policy(e.class),
                 "ingress_set": policy(e.ingress_set),
                 "egress_set": policy(e.egress_set),
@@ -71,6 +80,7 @@ fn entry_json(entry: &TableEntry) -> Value {
             "host_access": e.flags & VPC_HOST_ACCESS != 0,
             "egress": e.flags & VPC_EGRESS != 0,
         }),
+        TableEntry::Meter(rate) => json!({"bytes_per_second": rate}),
         TableEntry::Droplet(_) | TableEntry::Load => json!({}),
     }
 }

@@ -1,7 +1,7 @@
 //! The pinned maps as typed tables, with a mirror of what they hold.
 //!
-//! Invariant: the mirror equals the maps, except for what programs write: the mark of used direct rows and the counts
-//! of LOADS. So only differences are written. Must not decide what rows there should be: `program` does.
+//! Invariant: the mirror equals the maps, except for what programs write: the mark of used direct rows, the counts of
+//! LOADS and what METERS have let through. So only differences are written. Must not decide what rows there should be: `program` does.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -10,6 +10,7 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key as LpmKey;
 use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuHashMap};
 use thiserror::Error;
+use thuban_common::meter::{MeterEntry, MeterKey};
 use thuban_common::tables::{
     Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
     LocalEntry, NO_DROPLET, OnLinkEntry, RemoteRow, SubnetEntry, SubnetKey, VpcEntry,
@@ -52,6 +53,7 @@ pub enum TableKey {
     Vpc(u32),
     Droplet(DropletAddress),
     Load(LoadKey),
+    Meter(MeterKey),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +66,12 @@ pub enum TableEntry {
     Droplet(DropletEntry),
     /// An entry to count in; [`Tables::loads`] reads the count.
     Load,
+    /// Bytes per second.
+    Meter(u64),
 }
 
 /// Every table, by the name of its map, or of the kind of rows that share ENDPOINTS.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     "ATTACHMENTS",
     Kind::Local.name(),
     Kind::Remote(RemoteRow::Direct).name(),
@@ -78,6 +82,7 @@ pub const NAMES: [&str; 10] = [
     "VPCS",
     "DROPLETS",
     "LOADS",
+    "METERS",
 ];
 
 pub(super) type Hash<K, V> = BpfHash<MapData, K, V>;
@@ -92,6 +97,7 @@ pub struct Tables {
     vpcs: Hash<u32, VpcEntry>,
     droplets: Hash<DropletAddress, DropletEntry>,
     loads: Loads,
+    meters: Hash<MeterKey, MeterEntry>,
     mirror: HashMap<TableKey, TableEntry>,
 }
 
@@ -109,6 +115,7 @@ impl Tables {
             loads: PerCpuHashMap::try_from(Map::PerCpuHashMap(data(maps, "LOADS")?))
                 .map(Loads::new)
                 .map_err(open("LOADS"))?,
+            meters: hash(maps, "METERS")?,
             mirror: HashMap::new(),
         };
         tables.mirror = tables.read_back(entries)?;
@@ -159,6 +166,9 @@ impl Tables {
             (TableKey::Vpc(k), TableEntry::Vpc(v)) => put(&mut self.vpcs, "VPCS", k, v),
             (TableKey::Droplet(k), TableEntry::Droplet(v)) => put(&mut self.droplets, "DROPLETS", k, v),
             (TableKey::Load(k), TableEntry::Load) => self.loads.begin(k).map_err(access("write", "LOADS")),
+            (TableKey::Meter(k), TableEntry::Meter(rate)) => {
+                put(&mut self.meters, "METERS", k, MeterEntry::new(rate))
+            }
             (other, _) => Err(TableError::Mismatch { name: other.table() }),
         }?;
         self.mirror.insert(key, entry);
@@ -175,6 +185,7 @@ impl Tables {
             TableKey::Vpc(k) => self.vpcs.remove(k),
             TableKey::Droplet(k) => self.droplets.remove(k),
             TableKey::Load(k) => self.loads.remove(*k),
+            TableKey::Meter(k) => self.meters.remove(k),
         };
         match result {
             Err(error) if !is_missing(&error) => return Err(access("remove from", key.table())(error)),
@@ -220,6 +231,13 @@ impl Tables {
         read(&mut rows, "LOADS", self.loads.totals(), TableKey::Load, |_| {
             TableEntry::Load
         })?;
+        read(
+            &mut rows,
+            "METERS",
+            self.meters.iter(),
+            TableKey::Meter,
+            |entry| TableEntry::Meter(entry.rate),
+        )?;
         let subnet = |key: LpmKey<SubnetKey>| {
             let SubnetKey { vni, address } = key.data();
             let prefix = key.prefix_len().saturating_sub(32) as u8;
@@ -265,6 +283,7 @@ impl TableKey {
             Self::Vpc(_) => "VPCS",
             Self::Droplet(_) => "DROPLETS",
             Self::Load(_) => "LOADS",
+            Self::Meter(_) => "METERS",
         }
     }
 }

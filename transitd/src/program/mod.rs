@@ -65,7 +65,7 @@ impl Program {
         self.locals().find(|endpoint| endpoint.host)
     }
 
-    fn vpc(&self, vni: Vni) -> Option<&Vpc> {
+    pub fn vpc(&self, vni: Vni) -> Option<&Vpc> {
         match self.rows.get(&RowKey::Vpc(vni)) {
             Some(Row::Vpc(vpc)) => Some(vpc),
             _ => None,

@@ -1,12 +1,13 @@
 //! The table rows that each kind of row asks for by itself. A service's tables are `dataplane::services`'.
 
 use ipnet::IpNet;
+use thuban_common::meter::MeterKey;
 use thuban_common::tables::{
     DropletEntry, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS, Members, RemoteRow, SUBNET_BOUNCER_HERE,
     SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE,
     VPC_EGRESS, VPC_HOST_ACCESS, VpcEntry,
 };
-use thuban_rows::{self as rows, LocalEndpoint, Network, NodeService, Row, Underlay, Vpc};
+use thuban_rows::{self as rows, ByteRate, LocalEndpoint, Network, NodeService, Row, Underlay, Vpc};
 
 use crate::dataplane::contract::{endpoint_key, endpoint_keys};
 use crate::dataplane::tables::{TableEntry, TableKey};
@@ -58,6 +59,13 @@ fn of_vpc(row: &Vpc) -> Vec<TableRow> {
     let entry = VpcEntry::new(vni, flags, members(&row.dividers));
     let mut rows = vec![(TableKey::Vpc(vni), TableEntry::Vpc(entry))];
     rows.extend(row.divider_here.then(|| load(vni, LOAD_OF_DIVIDER)));
+    let meter = |rate: ByteRate| {
+        (
+            TableKey::Meter(MeterKey::of_vpc(vni)),
+            TableEntry::Meter(rate.get()),
+        )
+    };
+    rows.extend(row.egress_rate.map(meter));
     // A range that is both closed and the VPC's counts as the VPC's.
     let own = |cidr: &&IpNet| !row.cidrs.contains(cidr) && !row.service_cidrs.contains(cidr);
     let closed = row.closed_cidrs.iter().filter(own).copied();

@@ -3,11 +3,13 @@
 
 use std::collections::BTreeSet;
 
+use thuban_common::meter::{METER_OF_ENDPOINT, MeterKey};
 use thuban_proto::transit as proto;
 use thuban_rows::{Direct, InvalidRow, LocalEndpoint, Row, RowKey, Service, proto_key};
 use tracing::{info, warn};
 
 use super::State;
+use super::attachment_rows::of_sending;
 use super::rules::Coming;
 use super::service_changes::{Change, Changes};
 use crate::dataplane::contract::{endpoint_key, endpoint_keys, key_of, row_key};
@@ -67,6 +69,7 @@ impl State {
         let (mut rows, deletes) = self.read(program, &mut applying);
         let sent = self.put_policies(&mut rows, &mut applying);
         for (_, row) in &rows {
+            self.note_senders(row, &mut applying);
             self.move_roles(row);
         }
         self.delete_rows(&deletes, &mut applying);
@@ -132,6 +135,18 @@ impl State {
             self.rules.change();
         }
         (rows, deletes)
+    }
+
+    /// Has the rows of a VPC's attachments written anew if the VPC says something else of what they send.
+    fn note_senders(&self, row: &Row, applying: &mut Applying) {
+        let Row::Vpc(new) = row else { return };
+        if self.program.vpc(new.vni).map(of_sending) == Some(of_sending(new)) {
+            return;
+        }
+        let own = self.attachments.values().filter(|own| own.vni == new.vni.get());
+        applying
+            .pods
+            .extend(own.map(|attachment| attachment.pod_uid.clone()));
     }
 
     /// Moves roles to their new places before the rows that were bounced here until now are deleted: a snapshot brings
@@ -277,9 +292,11 @@ impl State {
             .held()
             .map(|(key, _)| *key)
             .filter(|key| match key {
-                TableKey::Attachment(ifindex) => {
-                    !self.attachments.values().any(|a| a.host_ifindex == *ifindex)
-                }
+                TableKey::Attachment(ifindex)
+                | TableKey::Meter(MeterKey {
+                    kind: METER_OF_ENDPOINT,
+                    id: ifindex,
+                }) => !self.attachments.values().any(|a| a.host_ifindex == *ifindex),
                 TableKey::Local(key) => !self.attachments.values().any(|a| a.keys().any(|own| own == *key)),
                 other => !self.program.wants(other) && !awaited.contains(other),
             })

@@ -5,11 +5,13 @@
 
 use std::collections::BTreeSet;
 
+use thuban_api::Dscp;
+use thuban_common::meter::{METER_OF_ENDPOINT, MeterKey};
 use thuban_common::tables::{
-    ATTACHMENT_HOST, ATTACHMENT_SHAPED, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST,
-    LOCAL_SHAPED, LOCAL_TAKES_XDP, LocalEntry,
+    ATTACHMENT_HOST, ATTACHMENT_METERED, ATTACHMENT_SHAPED, ATTACHMENT_VPC_METERED, AttachmentEntry,
+    EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST, LOCAL_SHAPED, LOCAL_TAKES_XDP, LocalEntry, outer_dscp,
 };
-use thuban_rows::{LocalEndpoint, PolicyId};
+use thuban_rows::{ByteRate, LocalEndpoint, PolicyId, Vpc};
 
 use super::State;
 use crate::attachments::Attachment;
@@ -43,12 +45,19 @@ impl State {
 
     /// Writes an attachment's rows, and has flows judged anew if its class or sets are others.
     fn wire(&mut self, attachment: &Attachment, endpoint: &LocalEndpoint) -> Result<(), TableError> {
-        let entry = attachment_entry(attachment, endpoint);
-        let of_policy = |entry: &AttachmentEntry| (entry.class, entry.ingress_set, entry.egress_set);
         let before = match self.tables.get(&TableKey::Attachment(attachment.host_ifindex)) {
-            Some(TableEntry::Attachment(before)) => Some(of_policy(before)),
+            Some(TableEntry::Attachment(before)) => Some(*before),
             _ => None,
         };
+        // After a restart the row of the VPC may come later.
+        let sending = match (self.program.vpc(endpoint.vni), &before) {
+            (Some(vpc), _) => of_sending(vpc),
+            (None, Some(before)) => (before.flags & ATTACHMENT_VPC_METERED, before.outer_dscp),
+            (None, None) => (0, 0),
+        };
+        let entry = attachment_entry(attachment, endpoint, sending);
+        let of_policy = |entry: &AttachmentEntry| (entry.class, entry.ingress_set, entry.egress_set);
+        let before = before.as_ref().map(of_policy);
         let written = self.write_rows(attachment, endpoint, entry);
         if before == Some(of_policy(&entry)) {
             return written;
@@ -63,11 +72,19 @@ impl State {
         endpoint: &LocalEndpoint,
         entry: AttachmentEntry,
     ) -> Result<(), TableError> {
-        // The sets come before the flag that has programs look for them.
+        // Meter and sets come before the flags that have programs look for them.
+        let meter = TableKey::Meter(MeterKey::of_endpoint(attachment.host_ifindex));
+        let metered = endpoint.egress_rate.filter(|_| !attachment.is_host());
+        if let Some(rate) = metered {
+            self.tables.set(meter, TableEntry::Meter(metered_at(rate)))?;
+        }
         self.tables.set(
             TableKey::Attachment(attachment.host_ifindex),
             TableEntry::Attachment(entry),
         )?;
+        if metered.is_none() {
+            self.tables.remove(&meter)?;
+        }
         let kind = if attachment.is_host() {
             LOCAL_HOST
         } else if endpoint.ingress_rate.is_some() {
@@ -115,7 +132,9 @@ impl State {
         for key in attachment.keys() {
             result = result.and(self.remove_local(key, ifindex));
         }
-        self.tables.remove(&TableKey::Attachment(ifindex)).and(result)
+        let meter = TableKey::Meter(MeterKey::of_endpoint(ifindex));
+        let result = self.tables.remove(&TableKey::Attachment(ifindex)).and(result);
+        self.tables.remove(&meter).and(result)
     }
 
     /// Removes all rows that lead to an interface from the tables.
@@ -138,21 +157,35 @@ impl State {
     }
 }
 
-fn attachment_entry(attachment: &Attachment, endpoint: &LocalEndpoint) -> AttachmentEntry {
+/// The rate that a pod's meter allows: a twentieth more than the queue at the pod's end, of which nothing is to be lost.
+fn metered_at(rate: ByteRate) -> u64 {
+    rate.get().saturating_add(rate.get() / 20)
+}
+
+/// Returns what a VPC says of what its endpoints send: the flag of attachments, and the DSCP of outer headers.
+pub(super) fn of_sending(vpc: &Vpc) -> (u8, u8) {
+    let flag = vpc.egress_rate.map_or(0, |_| ATTACHMENT_VPC_METERED);
+    (flag, outer_dscp(vpc.dscp.map(Dscp::get)))
+}
+
+/// `sending`: see [`of_sending`].
+fn attachment_entry(attachment: &Attachment, endpoint: &LocalEndpoint, sending: (u8, u8)) -> AttachmentEntry {
     let number = |id: Option<PolicyId>| id.map_or(0, PolicyId::get);
+    let shaped = endpoint.ingress_rate.map_or(0, |_| ATTACHMENT_SHAPED);
+    let metered = endpoint.egress_rate.map_or(0, |_| ATTACHMENT_METERED);
+    // The node itself has no limits.
+    let (flags, outer_dscp) = match sending {
+        _ if attachment.is_host() => (ATTACHMENT_HOST, 0),
+        (vpc_metered, dscp) => (shaped | metered | vpc_metered, dscp),
+    };
     AttachmentEntry {
         ifindex: attachment.host_ifindex,
         vni: attachment.vni,
         address: attachment.key().address,
         network: attachment.network,
         mac: attachment.mac,
-        flags: if attachment.is_host() {
-            ATTACHMENT_HOST
-        } else if endpoint.ingress_rate.is_some() {
-            ATTACHMENT_SHAPED
-        } else {
-            0
-        },
+        flags,
+        outer_dscp,
         class: number(endpoint.class),
         ingress_set: number(endpoint.ingress_set),
         egress_set: number(endpoint.egress_set),
@@ -161,7 +194,14 @@ fn attachment_entry(attachment: &Attachment, endpoint: &LocalEndpoint) -> Attach
 
 fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
     match (key, entry) {
-        (TableKey::Attachment(ifindex), _) => Some(*ifindex),
+        (
+            TableKey::Attachment(ifindex)
+            | TableKey::Meter(MeterKey {
+                kind: METER_OF_ENDPOINT,
+                id: ifindex,
+            }),
+            _,
+        ) => Some(*ifindex),
         (TableKey::Local(_), TableEntry::Local(entry)) => Some(entry.ifindex),
         _ => None,
     }
@@ -176,20 +216,36 @@ mod tests {
     use crate::attachments::tests::attachment;
 
     #[test]
-    fn an_entry_says_whether_what_a_pod_receives_is_limited() {
-        let flags = |container_id: &str, ingress_rate| {
+    fn an_entry_says_which_limits_there_are_and_a_nodes_has_none() {
+        let entry = |container_id: &str, egress_rate, ingress_rate| {
             let mut attachment = attachment("a", 1);
             container_id.clone_into(&mut attachment.id.container_id);
             let endpoint = LocalEndpoint {
+                egress_rate,
                 ingress_rate,
                 ..builders::local()
             };
-            attachment_entry(&attachment, &endpoint).flags
+            let entry = attachment_entry(&attachment, &endpoint, of_sending(&builders::vpc()));
+            (entry.flags, entry.outer_dscp)
         };
-        let rate = builders::local().ingress_rate;
+        let rate = builders::local().egress_rate;
         assert!(rate.is_some());
-        let of = |container_id: &str| [rate, None].map(|rate| flags(container_id, rate));
-        assert_eq!(of("a"), [ATTACHMENT_SHAPED, 0]);
-        assert_eq!(of(HOST_ID), [ATTACHMENT_HOST; 2]);
+        let of_vpc = ATTACHMENT_VPC_METERED;
+        for (egress, ingress, flags) in [
+            (None, None, of_vpc),
+            (None, rate, of_vpc | ATTACHMENT_SHAPED),
+            (rate, None, of_vpc | ATTACHMENT_METERED),
+        ] {
+            // The VPC's DSCP is 46.
+            assert_eq!(entry("a", egress, ingress), (flags, 47));
+            assert_eq!(entry(HOST_ID, egress, ingress), (ATTACHMENT_HOST, 0));
+        }
+        let plain = Vpc {
+            dscp: None,
+            egress_rate: None,
+            ..builders::vpc()
+        };
+        assert_eq!(of_sending(&plain), (0, 0));
+        assert_eq!(metered_at(ByteRate::new(2000).unwrap()), 2100);
     }
 }

@@ -4,7 +4,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use thuban_proto::transit::{LocalRow, row::Row};
+use serde_json::{Value, json};
+use thuban_proto::transit::{LocalRow, VpcRow, row::Row};
 
 use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
 
@@ -136,6 +137,91 @@ fn what_a_pod_sends_is_limited_from_its_start() {
         1,
         "ADD has set the first ones, and scans set none again"
     );
+}
+
+#[test]
+fn a_pod_without_its_queue_is_held_to_its_rate() {
+    let (mut rig, host_end) = rig(&[], "true", limited(FASTER, 0));
+    assert_rate(&rig, "p1", "p2", SECOND, FASTER);
+    assert_eq!(rig.counter("rate_exceeded"), 0, "the queue alone limits it");
+    assert!(rig.in_pod("p1", "tc qdisc delete dev eth0 root"));
+    assert_eq!(limits(&rig, "p1", &host_end), [false, false]);
+    assert_metered(&rig);
+    // While no transitd looks after it, too, and without a new burst when one is back.
+    rig.kill();
+    assert_metered(&rig);
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_unlimited(&rig, "p2", "p1", FIRST);
+    eventually("a look at the attachment", || {
+        limits(&rig, "p1", &host_end) == [true, false]
+    });
+    assert_rate(&rig, "p1", "p2", SECOND, FASTER);
+    rig.operator.push_and_wait(vec![limited(0, 0)], vec![]);
+    assert!(rig.rows("METERS").is_empty());
+    eventually("the end of the limit", || {
+        limits(&rig, "p1", &host_end) == [false, false]
+    });
+    assert_unlimited(&rig, "p1", "p2", SECOND);
+}
+
+/// Checks that the meter of `p1` holds a stream to a twentieth more than the rate, besides a burst.
+fn assert_metered(rig: &Rig) {
+    let before = rig.counter("rate_exceeded");
+    let measured = rate(rig, "p1", "p2", SECOND, MEASURED);
+    let burst = (256 << 10) + FASTER / 10;
+    let most = FASTER * 105 / 100 + burst / MEASURED.as_secs();
+    assert!(measured <= most * 11 / 10, "{measured} bytes per second");
+    assert!(rig.counter("rate_exceeded") > before);
+}
+
+/// Returns the row of the VPC with a limit and a DSCP plus one; 0: none.
+fn vpc(egress_rate: u64, dscp: u32) -> Row {
+    let rows = base_rows().into_iter();
+    let mut vpcs = rows.filter_map(|row| match row {
+        Row::Vpc(vpc) if vpc.vni == 7 => Some(vpc),
+        _ => None,
+    });
+    let row = vpcs.next().expect("a VPC");
+    Row::Vpc(VpcRow {
+        egress_rate,
+        dscp,
+        ..row
+    })
+}
+
+#[test]
+fn a_vpc_says_what_its_pods_send_out_of_the_node() {
+    let (mut rig, _) = rig(&[], "true", limited(0, 0));
+    let told = |rig: &Rig| -> Vec<(Value, Value)> {
+        let rows = rig.rows("ATTACHMENTS").into_iter();
+        let told = |row: Value| {
+            (
+                row["entry"]["vpc_metered"].clone(),
+                row["entry"]["outer_dscp"].clone(),
+            )
+        };
+        rows.map(told).collect()
+    };
+    let none = vec![(json!(false), json!(null)); 2];
+    assert_eq!(told(&rig), none);
+    rig.operator.push_and_wait(vec![vpc(FASTER, 47)], vec![]);
+    let both = vec![(json!(true), json!(46)); 2];
+    assert_eq!(told(&rig), both);
+    let meters = rig.rows("METERS");
+    assert_eq!(meters.len(), 1);
+    assert_eq!(meters[0]["key"], json!({"vni": 7}));
+    assert_eq!(meters[0]["entry"], json!({"bytes_per_second": FASTER}));
+    // Between pods of a node nothing is limited.
+    assert_unlimited(&rig, "p1", "p2", SECOND);
+    // A new transitd keeps both before the row comes, and takes them back if the row says so.
+    rig.kill();
+    rig.operator.replace(&vpc(FASTER, 47), vec![], vpc(0, 0));
+    assert_eq!(told(&rig), both);
+    rig.start();
+    rig.operator.wait_for_ack();
+    assert_eq!(told(&rig), none);
+    assert!(rig.rows("METERS").is_empty());
 }
 
 #[test]

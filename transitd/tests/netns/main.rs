@@ -38,6 +38,7 @@ mod policies;
 mod policy_flows;
 mod policy_packets;
 mod policy_rows;
+mod policy_starts;
 mod policy_tables;
 mod pressure;
 mod program;

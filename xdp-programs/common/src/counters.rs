@@ -164,6 +164,8 @@ counters! {
     PolicyUnreadable = 76, "policy_unreadable";
     /// Drop: the frame has the NIC write a checksum where something else was judged.
     ChecksumMisplaced = 77, "checksum_misplaced";
+    /// Drop: more than the endpoint may send, or than its VPC may send out of this droplet.
+    RateExceeded = 78, "rate_exceeded";
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 
 pub mod counters;
 pub mod host_stack;
+pub mod meter;
 pub mod packet;
 pub mod policy;
 pub mod select;

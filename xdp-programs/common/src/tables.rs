@@ -105,7 +105,9 @@ pub struct AttachmentEntry {
     pub address: Address,
     pub network: u32,
     pub mac: [u8; 6],
-    pub flags: u16,
+    pub flags: u8,
+    /// The DSCP of outer headers, as [`outer_dscp`] makes it; 0: the inner one.
+    pub outer_dscp: u8,
     /// See [`crate::policy`].
     pub class: u32,
     /// What applies to packets to the endpoint; 0: nothing.
@@ -114,7 +116,25 @@ pub struct AttachmentEntry {
     pub egress_set: u32,
 }
 
+/// Returns the form of a DSCP in [`AttachmentEntry::outer_dscp`]. `None`: outer headers have the inner one.
+#[inline(always)]
+pub const fn outer_dscp(dscp: Option<u8>) -> u8 {
+    match dscp {
+        Some(dscp) => dscp + 1,
+        None => 0,
+    }
+}
+
 impl AttachmentEntry {
+    /// Returns DSCP and ECN of the outer header of a packet. ECN is always the packet's (RFC 6040).
+    #[inline(always)]
+    pub const fn outer_class(&self, inner: u8) -> u8 {
+        match self.outer_dscp.checked_sub(1) {
+            Some(dscp) => dscp << 2 | inner & 3,
+            None => inner,
+        }
+    }
+
     /// Returns what packets to other droplets say of the endpoint.
     #[inline(always)]
     pub const fn stamp(&self) -> Stamp {
@@ -431,9 +451,13 @@ pub const LOCAL_HAS_POLICY: u16 = 4;
 /// go out by that end. The flags have no [`LOCAL_TAKES_XDP`] then.
 pub const LOCAL_SHAPED: u16 = 8;
 /// [`AttachmentEntry::flags`]: the endpoint is the node itself, as with [`LOCAL_HOST`].
-pub const ATTACHMENT_HOST: u16 = 1;
+pub const ATTACHMENT_HOST: u8 = 1;
 /// [`AttachmentEntry::flags`]: what the endpoint receives is limited, as with [`LOCAL_SHAPED`].
-pub const ATTACHMENT_SHAPED: u16 = 2;
+pub const ATTACHMENT_SHAPED: u8 = 2;
+/// [`AttachmentEntry::flags`]: what the endpoint sends is limited, METERS has an entry for it.
+pub const ATTACHMENT_METERED: u8 = 4;
+/// [`AttachmentEntry::flags`]: what the VPC sends out of this droplet is limited, METERS has an entry for it.
+pub const ATTACHMENT_VPC_METERED: u8 = 8;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
 /// [`SubnetEntry::flags`]: the range has addresses of services, which no endpoint has; `network` is 0.

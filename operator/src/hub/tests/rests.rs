@@ -81,6 +81,8 @@ fn two_vpcs() -> Hub {
             cidrs: cidrs.clone(),
             host_access: false,
             egress: false,
+            egress_rate: None,
+            dscp: None,
             shared: Vec::new(),
         };
         world.set_vpc("blue", Some(vpc));

@@ -16,6 +16,11 @@ use crate::model::bandwidth::Bandwidth;
 use crate::model::policy::Assignment;
 use crate::model::rows::{Key, PackedRow, ranges};
 
+/// Returns a rate as rows have it.
+fn rate(rate: Option<BitRate>) -> Option<ByteRate> {
+    rate.and_then(|rate| ByteRate::new(rate.bytes_per_second()))
+}
+
 impl World {
     /// Returns the underlay addresses of droplets, sorted, as many as a row has room for.
     fn addresses(&self, droplets: &BTreeSet<&str>) -> Vec<Underlay> {
@@ -78,6 +83,8 @@ impl World {
             divider_here: false,
             host_access: vpc.host_access,
             egress: vpc.egress,
+            dscp: vpc.dscp,
+            egress_rate: rate(vpc.egress_rate),
             visible: Arc::new(self.visible_to(name, vpc)),
         };
         let row = |divider_here| {
@@ -167,7 +174,6 @@ impl World {
         } else {
             network.limits.apply(endpoint.asked)
         };
-        let rate = |rate: Option<BitRate>| rate.and_then(|rate| ByteRate::new(rate.bytes_per_second()));
         let local = Row::Local(LocalEndpoint {
             vni,
             address: member.address,

@@ -14,6 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
+use thuban_api::{BitRate, Dscp};
 use thuban_proto::transit::row;
 use thuban_rows::{PolicyId, Row};
 
@@ -35,6 +36,10 @@ pub struct Vpc {
     pub host_access: bool,
     /// Pods of the VPC reach outside in their node's name.
     pub egress: bool,
+    /// What its pods may send out of a droplet.
+    pub egress_rate: Option<BitRate>,
+    /// What outer headers bear; none: what inner headers do.
+    pub dscp: Option<Dscp>,
     /// Services of other VPCs that its pods may reach, by namespace and name.
     pub shared: Vec<(String, String)>,
 }

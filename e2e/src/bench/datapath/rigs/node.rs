@@ -139,6 +139,7 @@ impl Node {
             network,
             mac,
             flags: 0,
+            outer_dscp: 0,
             class: 0,
             ingress_set: 0,
             egress_set: 0,

@@ -106,6 +106,7 @@ fn fill(programs: &mut Programs) -> Result<()> {
             network: vni * 3,
             mac: [2; 6],
             flags: 0,
+            outer_dscp: 0,
             class: 0,
             ingress_set: 0,
             egress_set: 0,

@@ -114,6 +114,7 @@ impl World {
                 network: 1,
                 mac,
                 flags: 0,
+                outer_dscp: 0,
                 class: 0,
                 ingress_set: 0,
                 egress_set: 0,

@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use thuban_api::Dscp;
 use thuban_rows::builders::vni;
 
 use super::super::services::tests::{exposed, service};
@@ -40,6 +41,8 @@ impl Random {
         Vpc {
             host_access: number.is_multiple_of(2) && self.below(4) > 0,
             egress: self.below(2) == 0,
+            egress_rate: (self.below(2) == 0).then(|| "10M".parse().unwrap()),
+            dscp: Dscp::new(self.below(100) as u8),
             shared: vec![("ns".to_owned(), ["web", "db"][self.below(2) as usize].to_owned())],
             ..vpc(1 + (number % 2) as u32)
         }

@@ -1,0 +1,153 @@
+//! Pods under deny-all that are flooded, and that send, from before their ADD on: no packet passes in either direction.
+//!
+//! 20 pods, or as many as `THUBAN_STARTS` says.
+
+use std::net::{Ipv4Addr, UdpSocket};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use thuban_proto::transit::row::Row;
+use thuban_proto::transit::{AddressKey, LocalRow, PolicySetRow, RowKey, row_key::Key};
+
+use crate::rig::{Rig, base_rows, in_namespace, local, mapped};
+
+const PORT: u16 = 9;
+/// The neighbour, to which no policy applies.
+const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
+/// The address of each pod in its turn.
+const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 20);
+/// How many datagrams are sent in each direction after ADD has returned.
+const ENOUGH: usize = 100;
+const PATIENCE: Duration = Duration::from_secs(20);
+const INGRESS: u32 = 5;
+const EGRESS: u32 = 6;
+
+/// Returns a set that accepts nothing.
+fn nothing(id: u32) -> Row {
+    Row::PolicySet(PolicySetRow {
+        vni: 7,
+        id,
+        egress: id == EGRESS,
+        isolated: true,
+        rules: Vec::new(),
+    })
+}
+
+fn pod(name: &str, sets: [u32; 2]) -> Row {
+    let Row::Local(row) = local(7, name, OWN.octets()[3]) else {
+        panic!("a local row")
+    };
+    Row::Local(LocalRow {
+        ingress_set: sets[0],
+        egress_set: sets[1],
+        ..row
+    })
+}
+
+/// Sends datagrams from a namespace until it is told to stop, and counts those that the kernel took.
+fn flood(namespace: &str, to: Ipv4Addr, sent: &AtomicUsize, stop: &AtomicBool) {
+    let socket = in_namespace(namespace, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
+    while !stop.load(Ordering::Relaxed) {
+        // Errors say that the pod has no interface yet, or are ICMP answers.
+        if socket.send_to(&[1], (to, PORT)).is_ok() {
+            sent.fetch_add(1, Ordering::Relaxed);
+        }
+        thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// Returns how many packets a namespace has received by IPv4.
+fn received(namespace: &str) -> u64 {
+    let shown = in_namespace(namespace, || {
+        std::fs::read_to_string("/proc/thread-self/net/snmp").unwrap()
+    });
+    let mut lines = shown.lines().filter(|line| line.starts_with("Ip: "));
+    let [names, values] = [lines.next(), lines.next()].map(|line| line.unwrap().split(' '));
+    let mut fields = names.zip(values);
+    fields
+        .find(|(name, _)| *name == "InReceives")
+        .unwrap()
+        .1
+        .parse()
+        .unwrap()
+}
+
+/// Starts a pod with these sets while both sides send. Returns what the pod and the neighbour have received. `is_early`:
+/// ADD comes before the pod's row.
+fn start(rig: &mut Rig, name: &str, sets: [u32; 2], is_early: bool) -> [u64; 2] {
+    let netns = rig.pod_namespace(name);
+    let own = format!("{}-{name}", rig.name);
+    let neighbours = format!("{}-n", rig.name);
+    let before = received(&neighbours);
+    let row = pod(name, sets);
+    let stop = AtomicBool::new(false);
+    let counts = [AtomicUsize::new(0), AtomicUsize::new(0)];
+    let shared = &*rig;
+    thread::scope(|scope| {
+        scope.spawn(|| flood(&own, NEIGHBOUR, &counts[0], &stop));
+        scope.spawn(|| flood(&neighbours, OWN, &counts[1], &stop));
+        let put = || shared.operator.push_and_wait(vec![row], vec![]);
+        if is_early {
+            scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                put();
+            });
+        } else {
+            put();
+        }
+        shared.add(name, name, &netns).unwrap();
+        let sent = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        let at_first = sent();
+        let deadline = Instant::now() + PATIENCE;
+        while sent()
+            .iter()
+            .zip(at_first)
+            .any(|(now, first)| *now < first + ENOUGH)
+        {
+            assert!(Instant::now() < deadline, "{:?}", sent());
+            thread::sleep(Duration::from_millis(5));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let got = [received(&own), received(&neighbours) - before];
+    assert_eq!(rig.del(name), None);
+    rig.remove_namespace(name);
+    let key = AddressKey {
+        vni: 7,
+        address: mapped(OWN.octets()[3]),
+    };
+    rig.operator.push_and_wait(
+        vec![],
+        vec![RowKey {
+            key: Some(Key::Local(key)),
+        }],
+    );
+    got
+}
+
+#[test]
+fn no_packet_passes_while_a_denied_pod_starts() {
+    let pods = std::env::var("THUBAN_STARTS").map_or(20, |count| count.parse().unwrap());
+    let mut rows = base_rows();
+    rows.extend([nothing(INGRESS), nothing(EGRESS)]);
+    rows.push(local(7, "n", NEIGHBOUR.octets()[3]));
+    let mut rig = Rig::prepare(rows);
+    rig.start();
+    rig.operator.wait_for_ack();
+    rig.add_pod("n");
+    for number in 0..pods {
+        let got = start(
+            &mut rig,
+            &format!("p{number}"),
+            [INGRESS, EGRESS],
+            number % 2 == 1,
+        );
+        assert_eq!(got, [0, 0], "pod {number}");
+    }
+    // Each direction by itself, and what is sent arrives where no set denies it.
+    for (name, sets) in [("i", [INGRESS, 0]), ("e", [0, EGRESS]), ("f", [0, 0])] {
+        let [in_pod, in_neighbour] = start(&mut rig, name, sets, false);
+        assert_eq!([in_pod > 0, in_neighbour > 0], sets.map(|set| set == 0), "{name}");
+    }
+}
