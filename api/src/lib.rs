@@ -34,7 +34,7 @@ pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef,
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use phase::Phase;
 pub use policy_state::{PolicyState, PolicyStateSpec, PolicyStateStatus};
-pub use vpc::{DividerAutoscale, Vpc, VpcSpec, VpcStatus};
+pub use vpc::{DeniedTraffic, DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
     CustomResourceDefinition, CustomResourceDefinitionVersion, JSON,

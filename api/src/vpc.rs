@@ -90,6 +90,19 @@ pub struct VpcSpec {
             .message("spec.dscp must be Copy, Clear, or a number from 0 to 63")
     )]
     pub dscp: Option<IntOrString>,
+    /// What becomes of packets that a network policy denies: `Drop` or `Reject`.
+    /// With `Reject` the sender hears so at once, by a TCP reset or an ICMP error, at most 100 times a second for a rule
+    /// and a pod. With `Drop` it hears nothing, as in a network without a host at the address.
+    /// Default: `Drop`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub denied_traffic: Option<DeniedTraffic>,
+}
+
+/// What becomes of packets that a network policy denies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum DeniedTraffic {
+    Drop,
+    Reject,
 }
 
 /// The bounds and the measure for the number of dividers.

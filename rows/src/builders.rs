@@ -104,6 +104,7 @@ pub fn vpc() -> Vpc {
         divider_here: true,
         host_access: true,
         egress: true,
+        reject: true,
         dscp: Dscp::new(46),
         egress_rate: Some(byte_rate(12_500_000)),
         visible: Arc::new(Visible {

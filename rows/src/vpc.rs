@@ -14,6 +14,7 @@ use crate::byte_rate::ByteRate;
 use crate::fields::{self, InvalidRow, invalid};
 use crate::members::{self, Members};
 
+#[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {
     pub vni: Vni,
@@ -32,6 +33,8 @@ pub struct Vpc {
     pub host_access: bool,
     /// Packets to outside leave in the node's name.
     pub egress: bool,
+    /// Who is denied by network policy hears so.
+    pub reject: bool,
     /// What outer headers bear; none: what the inner header does.
     pub dscp: Option<Dscp>,
     /// What the VPC's pods may send out of this droplet.
@@ -121,6 +124,7 @@ impl TryFrom<VpcRow> for Vpc {
             divider_here: row.divider_here,
             host_access: row.host_access,
             egress: row.egress,
+            reject: row.reject,
             dscp: read_dscp(row.dscp)?,
             egress_rate: ByteRate::read_option(row.egress_rate, "egress_rate")?,
             visible: Arc::new(Visible::read(&row)?),
@@ -141,6 +145,7 @@ impl From<&Vpc> for VpcRow {
             divider_here: row.divider_here,
             host_access: row.host_access,
             egress: row.egress,
+            reject: row.reject,
             dscp: row.dscp.map_or(0, |dscp| u32::from(dscp.get()) + 1),
             egress_rate: ByteRate::number(row.egress_rate),
             service_cidrs: fields::texts(&row.service_cidrs),

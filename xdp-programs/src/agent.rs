@@ -23,7 +23,7 @@ use crate::{
     deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
-    host, inner, load, maps, meter, misses, nd as neighbours, policy, refuse,
+    host, inner, load, maps, meter, misses, nd as neighbours, policy, refuse, reject,
     rewrite::rewrite,
     service, too_big,
     trace::{Observed, settle},
@@ -123,6 +123,7 @@ fn packet<F: Frame>(
     }
     if let Some(place) = frame.checksum_place()
         && !may_be_written(packet, place)
+        && !reject::is_rejection(frame, attachment)
     {
         return Err(Counter::ChecksumMisplaced);
     }
@@ -143,7 +144,7 @@ fn packet<F: Frame>(
         return Ok((F::PASS, None));
     };
     observed.stamp = attachment.stamp();
-    if is_answer {
+    if is_answer || reject::take_mark(frame, attachment) {
         observed.stamp.flags |= STAMP_REPLY;
     }
     route(frame, attachment, config, ethertype, observed)
@@ -301,8 +302,10 @@ fn to_local<F: Frame>(
     if local.ifindex != frame.interface() && policy::concerns(stamp, local) {
         let to = translation.as_ref().map(|work| &work.to);
         let offset = ethernet::LENGTH as u32;
-        if !policy::admit(frame, attachment.vni, stamp, local, packet, to, offset)? {
-            return Ok((F::PASS, None));
+        match policy::admit(frame, attachment.vni, stamp, local, packet, to, offset) {
+            Ok(true) => {}
+            Ok(false) => return Ok((F::PASS, None)),
+            Err(counter) => return reject::to_pod(frame, attachment, packet, counter),
         }
     }
     if translation.is_some() {

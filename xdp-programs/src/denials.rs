@@ -6,7 +6,7 @@
 
 use aya_ebpf::{bindings::BPF_ANY, macros::map, maps::PerCpuArray};
 use thuban_common::{
-    policy::{DENIAL_WINDOW, DENIALS_PER_WINDOW, DenialKey, DenialRecord},
+    policy::{DENIAL_WINDOW, DENIALS_PER_WINDOW, DenialKey, DenialRecord, REJECTIONS_PER_WINDOW},
     services::ConnectionKey,
 };
 
@@ -37,6 +37,12 @@ pub fn forget() {
 #[inline(always)]
 pub fn noted() -> Option<&'static DenialKey> {
     record().map(|record| &record.key).filter(|key| key.set != 0)
+}
+
+/// Whether a packet that was just noted may be answered: only so many are, of a rule and a pod in a second.
+#[inline(always)]
+pub fn may_be_answered() -> bool {
+    record().is_some_and(|record| record.entry.recent <= REJECTIONS_PER_WINDOW)
 }
 
 /// Notes that a packet of a flow was denied.

@@ -3,10 +3,12 @@
 
 use thuban_common::{
     counters::Counter,
-    host_stack::{DENIED, MARK_DENIED, MARK_EGRESS, MARK_EGRESS_HOST, mark_of},
+    host_stack::{DENIED, MARK_DENIED, MARK_EGRESS, MARK_EGRESS_HOST, REJECTED, mark_of},
     packet::{bytes4, ethernet, geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
-    tables::{ATTACHMENT_HOST, AttachmentEntry, SUBNET_PRIVATE, VPC_EGRESS, VPC_HOST_ACCESS},
+    tables::{
+        ATTACHMENT_HOST, ATTACHMENT_REJECTS, AttachmentEntry, SUBNET_PRIVATE, VPC_EGRESS, VPC_HOST_ACCESS,
+    },
 };
 
 use crate::{
@@ -86,6 +88,9 @@ pub fn leave<F: Frame>(
     if attachment.egress_set != 0 && F::IS_LAST && !policy::lets_out(frame, attachment, packet) {
         // The stack knows which packets are answers.
         kind |= if kind == 0 { MARK_DENIED } else { DENIED };
+        if attachment.flags & ATTACHMENT_REJECTS != 0 {
+            kind |= REJECTED;
+        }
     }
     if kind != 0 {
         let mark = mark_of(frame.interface(), kind);

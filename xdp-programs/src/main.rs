@@ -46,6 +46,7 @@ mod policy;
 mod probe;
 mod quoted;
 mod refuse;
+mod reject;
 mod rewrite;
 mod service;
 mod shares;

@@ -19,7 +19,7 @@ use thuban_common::{
         PEER_OUTSIDE, STAMP_GUARDED, STAMP_REPLY, Stamp, judge, of_vpc, point,
     },
     services::{ALL_FLOWS, ConnectionKey, FORWARD, SEEN, Signal, has_connections, refresh},
-    tables::{Address, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LocalEntry},
+    tables::{Address, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_REJECTS, LocalEntry},
 };
 
 use crate::{
@@ -99,7 +99,7 @@ pub fn admit<F: Frame>(
     if !concerns(stamp, local) {
         return Ok(true);
     }
-    if packet.is_fragment() && !F::IS_LAST {
+    if !F::IS_LAST && (packet.is_fragment() || local.flags & LOCAL_REJECTS != 0) {
         return Ok(false);
     }
     let case = Case::get(vni).ok_or(Counter::PolicyUnreadable)?;

@@ -4,35 +4,35 @@
 use thuban_common::{
     counters::Counter,
     packet::{
-        checksum,
-        ethernet::{self, EthernetHeader},
+        checksum, ethernet,
         icmp::{ErrorV4, ErrorV6, LEAST_QUOTE_V4, LEAST_QUOTE_V6},
         ip::IpPacket,
         ipv4::{self, Ipv4Header},
         ipv6::{self, Ipv6Header},
         tcp::TcpHeader,
     },
-    tables::{AttachmentEntry, GATEWAY_MAC},
+    tables::AttachmentEntry,
 };
 
 use crate::{
     frame::{Frame, Outcome},
     inner::transport,
-    too_big,
+    too_big::{self, Macs},
 };
 
 /// Turns the frame into an answer to the pod. Nothing answers a reset.
 #[inline(never)]
 pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
     let [.., a, b, c, d] = packet.source;
+    let macs = Macs::to_pod(attachment);
     let is_written = if packet.protocol == ipv4::TCP {
-        reset(frame, attachment, packet)
+        reset(frame, &macs, packet, false)
     } else if packet.is_v6() {
-        too_big::write::<F, _, LEAST_QUOTE_V6>(frame, attachment, ethernet::IPV6, |sum| {
+        too_big::write::<F, _, LEAST_QUOTE_V6>(frame, &macs, ethernet::IPV6, |sum| {
             ErrorV6::port_unreachable(&packet.source, sum)
         })
     } else {
-        too_big::write::<F, _, LEAST_QUOTE_V4>(frame, attachment, ethernet::IPV4, |sum| {
+        too_big::write::<F, _, LEAST_QUOTE_V4>(frame, &macs, ethernet::IPV4, |sum| {
             ErrorV4::port_unreachable([a, b, c, d], sum)
         })
     };
@@ -41,8 +41,10 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
     Ok((verdict, Some(Counter::ServiceRefused)))
 }
 
+/// Turns a TCP segment into the reset that answers it. `is_left`: the checksum is the NIC's to write. A pod doesn't ask
+/// for one that was left to its own end.
 #[inline(always)]
-fn reset<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Option<()> {
+pub fn reset<F: Frame>(frame: &mut F, macs: &Macs, packet: &IpPacket, is_left: bool) -> Option<()> {
     let refused: TcpHeader = transport(frame, packet, 0)?;
     let header = if packet.is_v6() {
         ipv6::LENGTH
@@ -50,6 +52,13 @@ fn reset<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacke
         ipv4::LENGTH
     };
     let reset = refused.reset(packet.length - header as u32)?;
+    let finished = |sum| {
+        if is_left {
+            reset.with_checksum_left(sum)
+        } else {
+            reset.with_checksum(sum)
+        }
+    };
     if packet.is_v6() {
         let ip = Ipv6Header::new(
             &packet.destination,
@@ -60,12 +69,9 @@ fn reset<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacke
         );
         let sum = ip.pseudo_sum(TcpHeader::LENGTH as u16);
         frame.cut((ethernet::LENGTH + ipv6::LENGTH + TcpHeader::LENGTH) as u32)?;
-        frame.store(
-            0,
-            &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV6),
-        )?;
+        frame.store(0, &macs.header(ethernet::IPV6))?;
         frame.store(ethernet::LENGTH, &ip)?;
-        frame.store(ethernet::LENGTH + ipv6::LENGTH, &reset.with_checksum(sum))
+        frame.store(ethernet::LENGTH + ipv6::LENGTH, &finished(sum))
     } else {
         let ([.., a, b, c, d], [.., e, f, g, h]) = (packet.destination, packet.source);
         let length = (ipv4::LENGTH + TcpHeader::LENGTH) as u16;
@@ -74,11 +80,8 @@ fn reset<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacke
         let sum = checksum::sum([words[6], words[7], words[8], words[9]])
             + checksum::sum([u16::from(ipv4::TCP).to_be(), (TcpHeader::LENGTH as u16).to_be()]);
         frame.cut((ethernet::LENGTH + ipv4::LENGTH + TcpHeader::LENGTH) as u32)?;
-        frame.store(
-            0,
-            &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethernet::IPV4),
-        )?;
+        frame.store(0, &macs.header(ethernet::IPV4))?;
         frame.store(ethernet::LENGTH, &ip)?;
-        frame.store(ethernet::LENGTH + ipv4::LENGTH, &reset.with_checksum(sum))
+        frame.store(ethernet::LENGTH + ipv4::LENGTH, &finished(sum))
     }
 }

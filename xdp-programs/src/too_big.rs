@@ -86,13 +86,14 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
         return Err(Counter::TooBig);
     }
     let mtu = mtu as u16;
+    let macs = Macs::to_pod(attachment);
     let [.., a, b, c, d] = packet.source;
     let is_written = if packet.is_v6() {
-        write::<F, _, QUOTE>(frame, attachment, ethernet::IPV6, |sum| {
+        write::<F, _, QUOTE>(frame, &macs, ethernet::IPV6, |sum| {
             ErrorV6::too_big(&packet.source, mtu, sum)
         })
     } else {
-        write::<F, _, QUOTE>(frame, attachment, ethernet::IPV4, |sum| {
+        write::<F, _, QUOTE>(frame, &macs, ethernet::IPV4, |sum| {
             ErrorV4::too_big([a, b, c, d], mtu, sum)
         })
     };
@@ -101,22 +102,44 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
     Ok((verdict, Some(Counter::TooBigAnswered)))
 }
 
+/// The addresses of an answer's Ethernet header.
+pub struct Macs {
+    pub to: [u8; 6],
+    pub from: [u8; 6],
+}
+
+impl Macs {
+    /// Returns those of an answer that the agent gives to its own pod.
+    #[inline(always)]
+    pub const fn to_pod(attachment: &AttachmentEntry) -> Self {
+        Self {
+            to: attachment.mac,
+            from: GATEWAY_MAC,
+        }
+    }
+
+    #[inline(always)]
+    pub const fn header(&self, ethertype: u16) -> EthernetHeader {
+        EthernetHeader::new(self.to, self.from, ethertype)
+    }
+}
+
 /// Puts the header that `header` makes of the quote's sum before a quote of `N` bytes.
 #[inline(always)]
 pub fn write<F: Frame, H: Header, const N: usize>(
     frame: &mut F,
-    attachment: &AttachmentEntry,
+    macs: &Macs,
     ethertype: u16,
     header: impl FnOnce(u32) -> H,
 ) -> Option<()> {
     frame.quote((ethernet::LENGTH + N) as u32, size_of::<H>() as u32)?;
     let sum = frame.sum::<N>(ethernet::LENGTH + size_of::<H>())?;
     frame.store(ethernet::LENGTH, &header(sum))?;
-    frame.store(0, &EthernetHeader::new(attachment.mac, GATEWAY_MAC, ethertype))
+    frame.store(0, &macs.header(ethertype))
 }
 
 #[inline(always)]
-fn is_icmp_error<F: Frame>(frame: &F, packet: &IpPacket) -> bool {
+pub fn is_icmp_error<F: Frame>(frame: &F, packet: &IpPacket) -> bool {
     if !packet.shows_transport() {
         return false;
     }

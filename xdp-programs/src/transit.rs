@@ -24,7 +24,7 @@ use thuban_common::{
 use crate::{
     bounce, deliver, divide,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
-    inner, load, maps, path_mtu, policy, probe,
+    inner, load, maps, path_mtu, policy, probe, reject,
     rewrite::rewrite,
     service,
     trace::{Observed, settle},
@@ -99,16 +99,19 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     if endpoint.is_here() {
         let local = endpoint.local;
         let length = ENCAPSULATION_LENGTH as u32 + options;
-        if !policy::admit(
-            frame,
-            vni,
-            observed.stamp,
-            &local,
-            packet,
-            None,
-            INNER_IP + options,
-        )? {
-            return Ok((F::PASS, None));
+        let offset = INNER_IP + options;
+        match policy::admit(frame, vni, observed.stamp, &local, packet, None, offset) {
+            Ok(true) => {}
+            Ok(false) => return Ok((F::PASS, None)),
+            Err(counter) => {
+                let tc = frame
+                    .tc()
+                    .filter(|_| reject::may_answer(counter))
+                    .ok_or(counter)?;
+                let is_left = tc.checksum_place().is_some();
+                let verdict = reject::by_agent(tc, length, outer.traffic_class(), is_left, observed);
+                return Ok((verdict, Some(counter)));
+            }
         }
         return deliver::from_wire(frame, length, outer.traffic_class(), vni, &local, packet);
     }

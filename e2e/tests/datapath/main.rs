@@ -9,6 +9,7 @@ mod moves;
 mod offloads;
 mod paths;
 mod probes;
+mod rejections;
 mod services;
 mod underlay;
 

@@ -23,6 +23,7 @@ mod model_transit;
 mod policy;
 mod probes;
 mod random;
+mod rejections;
 mod reuse;
 mod rows;
 mod service_world;

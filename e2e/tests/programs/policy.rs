@@ -150,7 +150,7 @@ pub fn to_home(protocol: u8, (from, to): (IpAddr, IpAddr), port: u16) -> Segment
 }
 
 /// Returns the flags of the stamp of a packet that went to another droplet.
-fn flags_sent(outcome: &Outcome) -> Result<u16> {
+pub fn flags_sent(outcome: &Outcome) -> Result<u16> {
     ensure!(
         matches!(outcome.verdict, 4 | 7) && outcome.frame.len() > 64,
         "not sent: {} {:?}",

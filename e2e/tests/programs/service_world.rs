@@ -191,7 +191,7 @@ pub fn to_endpoint(frame: &[u8], mac: [u8; 6]) -> Vec<u8> {
     [&mac[..], &GATEWAY_MAC, &frame[12..]].concat()
 }
 
-fn octets(address: IpAddr) -> Vec<u8> {
+pub fn octets(address: IpAddr) -> Vec<u8> {
     match address {
         IpAddr::V4(v4) => v4.octets().to_vec(),
         IpAddr::V6(v6) => v6.octets().to_vec(),

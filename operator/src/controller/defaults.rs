@@ -18,6 +18,7 @@ pub async fn ensure(client: &Client, cidr: &str) -> Result<(), WriteError> {
         allowed_namespaces: None,
         bandwidth: None,
         dscp: None,
+        denied_traffic: None,
     };
     if get(&vpcs, DEFAULT_NAME).await?.is_none() {
         ignore_existing(create(&vpcs, &Vpc::new(DEFAULT_NAME, spec)).await)?;

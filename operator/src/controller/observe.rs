@@ -8,8 +8,8 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::identifiers::Vni;
 use thuban_api::{
-    BitRate, DEFAULT_NAME, Droplet, Dscp, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network, SYSTEM_NAMESPACE,
-    VniClaim, Vpc, VpcSpec,
+    BitRate, DEFAULT_NAME, DeniedTraffic, Droplet, Dscp, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network,
+    SYSTEM_NAMESPACE, VniClaim, Vpc, VpcSpec,
 };
 
 use crate::controller::admission::admitted;
@@ -228,6 +228,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
                 host_access,
                 egress: vpc.spec.egress.unwrap_or(host_access),
                 egress_rate: egress_per_droplet(&vpc.spec),
+                reject: vpc.spec.denied_traffic == Some(DeniedTraffic::Reject),
                 dscp: Dscp::of_field(vpc.spec.dscp.as_ref()),
                 shared: shared_services(vpc, context),
             });

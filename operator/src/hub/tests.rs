@@ -65,6 +65,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
                 cidrs: cidrs.clone(),
                 host_access: false,
                 egress: false,
+                reject: false,
                 egress_rate: None,
                 dscp: None,
                 shared: Vec::new(),

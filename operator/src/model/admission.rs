@@ -187,6 +187,7 @@ mod tests {
                     shared_services: None,
                     bandwidth: None,
                     dscp: None,
+                    denied_traffic: None,
                     cidrs: vec![],
                     dividers: 1,
                     allowed_namespaces: allowed.clone(),

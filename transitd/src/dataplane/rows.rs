@@ -5,8 +5,9 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use serde_json::{Value, json};
 use thuban_common::meter::{METER_OF_VPC, MeterKey};
 use thuban_common::tables::{
-    ATTACHMENT_METERED, ATTACHMENT_VPC_METERED, Address, EndpointKey, LOCAL_HAS_POLICY, LOCAL_SHAPED,
-    LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE, VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS,
+    ATTACHMENT_METERED, ATTACHMENT_REJECTS, ATTACHMENT_VPC_METERED, Address, EndpointKey, LOCAL_HAS_POLICY,
+    LOCAL_SHAPED, LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE, VPC_DIVIDER_HERE, VPC_EGRESS,
+    VPC_HOST_ACCESS,
 };
 use thuban_rows::PolicyId;
 
@@ -52,6 +53,7 @@ fn entry_json(entry: &TableEntry) -> Value {
                 "address": text(&e.address),
                 "mac": mac_text(e.mac),
                 "metered": e.flags & ATTACHMENT_METERED != 0,
+                "rejects": e.flags & ATTACHMENT_REJECTS != 0,
                 "vpc_metered": e.flags & ATTACHMENT_VPC_METERED != 0,
                 "outer_dscp": e.outer_dscp.checked_sub(1),
                 "class": policy(e.class),

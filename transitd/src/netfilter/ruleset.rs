@@ -13,8 +13,9 @@ use thuban_api::cluster_dns::ClusterDns;
 use thuban_common::host_stack::{
     CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, DENIED, MARK_ANSWER, MARK_DENIED,
     MARK_DENIED_MASK, MARK_EGRESS, MARK_EGRESS_HOST, MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT,
-    MARK_MASK, NFT_TABLE, priority,
+    MARK_MASK, NFT_TABLE, REJECTED, priority,
 };
+use thuban_common::policy::REJECTIONS_PER_WINDOW;
 use thuban_common::tables::{HOST_SOURCE, HOST_SOURCE_V6, HOST_TRACKED, HOST_TRACKED_V6};
 use thuban_rows::NodeService;
 
@@ -249,6 +250,7 @@ fn constants(values: &mut Values) {
     }
     values.one("MAX_ASKERS", MAX_ASKERS);
     values.one("MAX_QUERIES", MAX_QUERIES);
+    values.one("MAX_REJECTIONS", REJECTIONS_PER_WINDOW);
     values.one("DNS_PORT", DNS_PORT);
     values.one("HOST", HOST);
     values.one("HOST6", HOST6);
@@ -263,8 +265,13 @@ fn constants(values: &mut Values) {
     values.one("from_pod", from_pod("=="));
     let marked = |mask, mark| format!("meta mark & {mask:#x} == {mark:#x}");
     values.one("denied", marked(MARK_DENIED_MASK, MARK_DENIED));
-    values.one("denied_tenant", marked(MARK_MASK, MARK_EGRESS | DENIED));
-    values.mark("not_denied", !DENIED);
+    values.one(
+        "denied_tenant",
+        marked(MARK_MASK & !REJECTED, MARK_EGRESS | DENIED),
+    );
+    values.one("rejected", marked(REJECTED, REJECTED));
+    values.mark("not_denied", !(DENIED | REJECTED));
+    values.mark("not_rejected", MARK_MASK & !REJECTED);
     values.one(
         "answer_to_pod",
         format_args!("ct mark & {MARK_FROM_POD_MASK:#x} == {MARK_FROM_POD:#x}"),

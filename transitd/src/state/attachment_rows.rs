@@ -8,8 +8,9 @@ use std::collections::BTreeSet;
 use thuban_api::Dscp;
 use thuban_common::meter::{METER_OF_ENDPOINT, MeterKey};
 use thuban_common::tables::{
-    ATTACHMENT_HOST, ATTACHMENT_METERED, ATTACHMENT_SHAPED, ATTACHMENT_VPC_METERED, AttachmentEntry,
-    EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST, LOCAL_SHAPED, LOCAL_TAKES_XDP, LocalEntry, outer_dscp,
+    ATTACHMENT_HOST, ATTACHMENT_METERED, ATTACHMENT_REJECTS, ATTACHMENT_SHAPED, ATTACHMENT_VPC_METERED,
+    AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST, LOCAL_REJECTS, LOCAL_SHAPED, LOCAL_TAKES_XDP,
+    LocalEntry, outer_dscp,
 };
 use thuban_rows::{ByteRate, LocalEndpoint, PolicyId, Vpc};
 
@@ -52,7 +53,7 @@ impl State {
         // After a restart the row of the VPC may come later.
         let sending = match (self.program.vpc(endpoint.vni), &before) {
             (Some(vpc), _) => of_sending(vpc),
-            (None, Some(before)) => (before.flags & ATTACHMENT_VPC_METERED, before.outer_dscp),
+            (None, Some(before)) => (before.flags & OF_VPC, before.outer_dscp),
             (None, None) => (0, 0),
         };
         let entry = attachment_entry(attachment, endpoint, sending);
@@ -98,11 +99,15 @@ impl State {
             [0, 0] => 0,
             _ => LOCAL_HAS_POLICY,
         };
+        let rejects = match entry.flags & ATTACHMENT_REJECTS {
+            0 => 0,
+            _ => LOCAL_REJECTS,
+        };
         let entry = LocalEntry {
             vni: attachment.vni,
             ifindex: attachment.host_ifindex,
             mac: attachment.mac,
-            flags: kind | policy,
+            flags: kind | policy | rejects,
         };
         self.tables
             .set(TableKey::Local(attachment.key()), TableEntry::Local(entry))?;
@@ -162,10 +167,14 @@ fn metered_at(rate: ByteRate) -> u64 {
     rate.get().saturating_add(rate.get() / 20)
 }
 
-/// Returns what a VPC says of what its endpoints send: the flag of attachments, and the DSCP of outer headers.
+/// The flags that a VPC gives to all its attachments.
+const OF_VPC: u8 = ATTACHMENT_VPC_METERED | ATTACHMENT_REJECTS;
+
+/// Returns what a VPC says of what its endpoints send: the flags of attachments, and the DSCP of outer headers.
 pub(super) fn of_sending(vpc: &Vpc) -> (u8, u8) {
-    let flag = vpc.egress_rate.map_or(0, |_| ATTACHMENT_VPC_METERED);
-    (flag, outer_dscp(vpc.dscp.map(Dscp::get)))
+    let metered = vpc.egress_rate.map_or(0, |_| ATTACHMENT_VPC_METERED);
+    let rejects = if vpc.reject { ATTACHMENT_REJECTS } else { 0 };
+    (metered | rejects, outer_dscp(vpc.dscp.map(Dscp::get)))
 }
 
 /// `sending`: see [`of_sending`].
@@ -230,7 +239,7 @@ mod tests {
         };
         let rate = builders::local().egress_rate;
         assert!(rate.is_some());
-        let of_vpc = ATTACHMENT_VPC_METERED;
+        let of_vpc = ATTACHMENT_VPC_METERED | ATTACHMENT_REJECTS;
         for (egress, ingress, flags) in [
             (None, None, of_vpc),
             (None, rate, of_vpc | ATTACHMENT_SHAPED),
@@ -241,6 +250,7 @@ mod tests {
             assert_eq!(entry(HOST_ID, egress, ingress), (ATTACHMENT_HOST, 0));
         }
         let plain = Vpc {
+            reject: false,
             dscp: None,
             egress_rate: None,
             ..builders::vpc()

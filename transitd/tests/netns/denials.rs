@@ -1,16 +1,16 @@
 //! Who denied a packet: `transitd denials` and `transitd trace` name the policies.
 
-use std::io::{BufRead, BufReader};
-use std::net::Ipv4Addr;
+use std::io::{BufRead, BufReader, ErrorKind};
+use std::net::{Ipv4Addr, UdpSocket};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::{Value, json};
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier};
+use thuban_proto::transit::{LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, VpcRow};
 
-use crate::policies::{FAR, pod, rig_with};
-use crate::rig::{Rig, local};
-use crate::tcp::connect;
+use crate::policies::{FAR, STRANGER, pod, rig_with, tenants, vpcs_and_networks};
+use crate::rig::{Rig, in_namespace, local};
+use crate::tcp::{PATIENCE, connect};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const INGRESS: u32 = 9;
@@ -187,4 +187,66 @@ fn who_denied_a_packet_is_named() {
             && lines[0].contains("denied by set 000009, whose rules only a running transitd knows"),
         "{lines:?}"
     );
+}
+
+/// Returns what a pod hears of a connection to port 8080, and of a datagram.
+fn heard(rig: &Rig, name: &str, to: Ipv4Addr) -> [Option<ErrorKind>; 2] {
+    let connection = connect(&pod(rig, name), to, 8080).err();
+    let datagram = in_namespace(&pod(rig, name), move || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.connect((to, 8080)).unwrap();
+        socket.send(b"?").unwrap();
+        socket.recv(&mut [0; 8]).err().map(|error| error.kind())
+    });
+    [connection, datagram]
+}
+
+#[test]
+fn in_a_vpc_that_rejects_pods_hear_of_denied_packets() {
+    let rig = rig_with(vec![]);
+    let mut rows = sets().to_vec();
+    rows.extend([judged("p1", 5, INGRESS, 0), judged("p2", 6, INGRESS, EGRESS)]);
+    let [_, Row::PolicySet(way_out)] = sets() else {
+        panic!("sets")
+    };
+    let (Row::Local(tenants), vni) = (tenants(8, "p3"), 8) else {
+        panic!("a local row")
+    };
+    rows.extend([
+        Row::PolicySet(PolicySetRow { vni, ..way_out }),
+        Row::Local(LocalRow {
+            egress_set: EGRESS,
+            ..tenants
+        }),
+    ]);
+    rig.operator.push_and_wait(rows, vec![]);
+    // To a pod of the same node, and outside: by the nodes' VPC, and by a tenant's.
+    let ways = [("p2", FIRST), ("p2", FAR), ("p3", STRANGER)];
+    let nothing = [Some(ErrorKind::TimedOut), Some(ErrorKind::WouldBlock)];
+    for (name, to) in ways {
+        assert_eq!(heard(&rig, name, to), nothing, "{name} {to}");
+    }
+    let rejects = |reject| {
+        let vpcs = vpcs_and_networks().into_iter().filter_map(|row| match row {
+            Row::Vpc(vpc) => Some(Row::Vpc(VpcRow { reject, ..vpc })),
+            _ => None,
+        });
+        rig.operator.push_and_wait(vpcs.collect(), vec![]);
+    };
+    rejects(true);
+    // ICMP "administratively prohibited", not what somebody outside says.
+    let refused = [
+        Some(ErrorKind::ConnectionRefused),
+        Some(ErrorKind::HostUnreachable),
+    ];
+    for (name, to) in ways {
+        assert_eq!(heard(&rig, name, to), refused, "{name} {to}");
+    }
+    // kubelet is free, and so are the answers to it.
+    assert!(rig.ping_from_node("10.0.1.6"));
+    rejects(false);
+    for (name, to) in ways {
+        assert_eq!(heard(&rig, name, to), nothing, "{name} {to}");
+    }
 }

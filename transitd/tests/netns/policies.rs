@@ -111,7 +111,7 @@ fn local_key(vni: u32, address: Ipv4Addr) -> RowKey {
 }
 
 /// Returns a pod of VPC 8 or 9.
-fn tenants(vni: u32, uid: &str) -> Row {
+pub fn tenants(vni: u32, uid: &str) -> Row {
     let Row::Local(row) = local(vni, uid, 7) else {
         panic!("a local row")
     };

@@ -78,7 +78,7 @@ fn received(namespace: &str) -> u64 {
 fn start(rig: &mut Rig, name: &str, sets: [u32; 2], is_early: bool) -> [u64; 2] {
     let netns = rig.pod_namespace(name);
     let own = format!("{}-{name}", rig.name);
-    let neighbours = format!("{}-n", rig.name);
+    let neighbours = format!("{}-neighbour", rig.name);
     let before = received(&neighbours);
     let row = pod(name, sets);
     let stop = AtomicBool::new(false);
@@ -131,11 +131,11 @@ fn no_packet_passes_while_a_denied_pod_starts() {
     let pods = std::env::var("THUBAN_STARTS").map_or(20, |count| count.parse().unwrap());
     let mut rows = base_rows();
     rows.extend([nothing(INGRESS), nothing(EGRESS)]);
-    rows.push(local(7, "n", NEIGHBOUR.octets()[3]));
+    rows.push(local(7, "neighbour", NEIGHBOUR.octets()[3]));
     let mut rig = Rig::prepare(rows);
     rig.start();
     rig.operator.wait_for_ack();
-    rig.add_pod("n");
+    rig.add_pod("neighbour");
     for number in 0..pods {
         let got = start(
             &mut rig,

@@ -13,10 +13,15 @@ pub const MARK_EGRESS_HOST: u32 = 0x0056;
 /// Bit of the marks of packets that network policy lets out as answers alone. With [`MARK_EGRESS`] or
 /// [`MARK_EGRESS_HOST`], or as [`MARK_DENIED`].
 pub const DENIED: u32 = 0x0008;
+/// Bit of the marks with [`DENIED`] of a VPC whose pods hear what policy denies.
+pub const REJECTED: u32 = 0x0020;
 /// Low half of the mark of such packets from a pod that leaves by its own address.
 pub const MARK_DENIED: u32 = 0x0058;
 /// What all marks with [`DENIED`] have, under [`MARK_DENIED_MASK`].
-pub const MARK_DENIED_MASK: u32 = MARK_MASK & !(MARK_EGRESS | MARK_EGRESS_HOST) | MARK_DENIED;
+pub const MARK_DENIED_MASK: u32 = MARK_MASK & !(MARK_EGRESS | MARK_EGRESS_HOST | REJECTED) | MARK_DENIED;
+/// Mark of answers that transit gives to an agent, in the name of an endpoint whose policies denied a packet. The agent
+/// takes it away. Pods set no marks that reach the agent: the kernel clears them between network namespaces.
+pub const MARK_REJECTION: u32 = 0x0057;
 /// Low half of the mark of answers to such packets: they are routed to pods.
 pub const MARK_ANSWER: u32 = 0x0055;
 /// Low half of the mark of packets that the node sends on by its own endpoint: they are routed there.
@@ -103,6 +108,7 @@ mod tests {
             CONNECTION_SENT_ON,
             MARK_ANSWER,
             MARK_HOST_ENDPOINT,
+            MARK_REJECTION,
             0x4000,
             0x8000,
         ] {

@@ -361,6 +361,8 @@ pub struct DenialRecord {
 /// A second, ns.
 pub const DENIAL_WINDOW: u64 = 1_000_000_000;
 pub const DENIALS_PER_WINDOW: u32 = 16;
+/// How many packets that a rule denies to or from a pod are answered in a second, if they are answered.
+pub const REJECTIONS_PER_WINDOW: u32 = 100;
 /// Entries of DENIALS.
 pub const DENIALS_CAPACITY: u32 = 4096;
 

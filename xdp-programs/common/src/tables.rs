@@ -450,6 +450,9 @@ pub const LOCAL_HAS_POLICY: u16 = 4;
 /// [`LocalEntry::flags`]: what the endpoint receives is limited. The limit is at the host's end of the veth, so frames
 /// go out by that end. The flags have no [`LOCAL_TAKES_XDP`] then.
 pub const LOCAL_SHAPED: u16 = 8;
+/// [`LocalEntry::flags`]: who is denied by policy hears so, see [`ATTACHMENT_REJECTS`]. tc does it: programs at XDP leave
+/// it what policy judges.
+pub const LOCAL_REJECTS: u16 = 16;
 /// [`AttachmentEntry::flags`]: the endpoint is the node itself, as with [`LOCAL_HOST`].
 pub const ATTACHMENT_HOST: u8 = 1;
 /// [`AttachmentEntry::flags`]: what the endpoint receives is limited, as with [`LOCAL_SHAPED`].
@@ -458,6 +461,8 @@ pub const ATTACHMENT_SHAPED: u8 = 2;
 pub const ATTACHMENT_METERED: u8 = 4;
 /// [`AttachmentEntry::flags`]: what the VPC sends out of this droplet is limited, METERS has an entry for it.
 pub const ATTACHMENT_VPC_METERED: u8 = 8;
+/// [`AttachmentEntry::flags`]: who is denied by policy in this VPC hears so, by a TCP reset or an ICMP error.
+pub const ATTACHMENT_REJECTS: u8 = 16;
 /// [`SubnetEntry::flags`]: this droplet is a bouncer of the network.
 pub const SUBNET_BOUNCER_HERE: u32 = 1;
 /// [`SubnetEntry::flags`]: the range has addresses of services, which no endpoint has; `network` is 0.

@@ -7,9 +7,10 @@ use core::{
 
 use aya_ebpf::{
     bindings::{
-        __sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_ADJ_ROOM_DECAP_L3_IPV6, BPF_F_ADJ_ROOM_ENCAP_L2_ETH,
-        BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP, BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK,
-        TC_ACT_SHOT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC, bpf_redir_neigh,
+        __sk_buff, BPF_CSUM_LEVEL_RESET, BPF_F_ADJ_ROOM_DECAP_L3_IPV4, BPF_F_ADJ_ROOM_DECAP_L3_IPV6,
+        BPF_F_ADJ_ROOM_ENCAP_L2_ETH, BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, BPF_F_ADJ_ROOM_ENCAP_L4_UDP,
+        BPF_F_ADJ_ROOM_FIXED_GSO, TC_ACT_OK, TC_ACT_SHOT, bpf_adj_room_mode::BPF_ADJ_ROOM_MAC,
+        bpf_redir_neigh,
     },
     bpf_f_adj_room_encap_l2,
     helpers::{
@@ -21,7 +22,11 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::Counter,
-    packet::{Header, ethernet::LENGTH, ipv4, ipv6},
+    packet::{
+        Header,
+        ethernet::{IPV6, LENGTH},
+        ipv4, ipv6,
+    },
     skb::{CHECKSUM_PARTIAL, SPAN, SkbLayout},
     tables::{
         ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, LOCAL_HOST, LOCAL_SHAPED, LocalEntry,
@@ -105,6 +110,16 @@ impl TcFrame {
         unsafe { bpf_csum_level(self.skb(), u64::from(BPF_CSUM_LEVEL_RESET)) };
     }
 
+    /// Cuts a frame after so many bytes. It makes a GSO frame a plain one.
+    #[inline(always)]
+    fn trim(&mut self, length: u32) -> bool {
+        // SAFETY: helper on our own context.
+        let result = unsafe { bpf_skb_change_tail(self.skb(), length, 0) };
+        // The kernel cuts nothing that it takes for a tunnel's: what came from a neighbour by a veth. Then the rest
+        // stays as padding behind the IP packet.
+        result == 0 || result == NOT_SUPPORTED && self.segment_size() == 0 && self.length() >= length
+    }
+
     /// Gives a frame to the pod's end of the veth. XDP transit may have written the pod's MAC; the stack then took the
     /// frame for another host's.
     #[inline(always)]
@@ -126,6 +141,10 @@ impl TcFrame {
     }
 }
 
+/// The frame is IPv4 from here on.
+const TO_IPV4: u64 = BPF_F_ADJ_ROOM_DECAP_L3_IPV4 as u64;
+/// ENOTSUPP of the kernel's linux/errno.h.
+const NOT_SUPPORTED: i64 = -524;
 /// [`checksum_place`]: the NIC is to write no checksum. Frames are shorter.
 const NO_CHECKSUM: u32 = u32::MAX;
 /// [`checksum_place`]: nobody knows the place. No checksum may have this one.
@@ -259,8 +278,18 @@ impl Frame for TcFrame {
             if self.segment_size() != 0 && protocol != ipv4::TCP {
                 return Err(Counter::TunnelSegments);
             }
-            // SAFETY: as above.
-            result = unsafe { bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, FIXED) };
+            // SAFETY: as above, and fields of the context.
+            result = unsafe {
+                if (*self.skb()).protocol == u32::from(IPV6) {
+                    // The kernel goes on taking it for IPv6, unless four bytes that are too many are removed again.
+                    match bpf_skb_adjust_room(self.skb(), room + 4, BPF_ADJ_ROOM_MAC, FIXED) {
+                        0 => bpf_skb_adjust_room(self.skb(), -4, BPF_ADJ_ROOM_MAC, FIXED | TO_IPV4),
+                        error => error,
+                    }
+                } else {
+                    bpf_skb_adjust_room(self.skb(), room, BPF_ADJ_ROOM_MAC, FIXED)
+                }
+            };
         }
         if result != 0 {
             aya_log_ebpf::warn!(&self.context, "no room for outer headers: error {}", result);
@@ -302,23 +331,19 @@ impl Frame for TcFrame {
 
     #[inline(always)]
     fn cut(&mut self, length: u32) -> Option<()> {
-        // SAFETY: helper on our own context. It makes a GSO frame a plain one.
-        let result = unsafe { bpf_skb_change_tail(self.skb(), length, 0) };
+        let is_cut = self.trim(length);
         self.make_linear(length);
-        (result == 0).then_some(())
+        is_cut.then_some(())
     }
 
     #[inline(always)]
     fn quote(&mut self, keep: u32, room: u32) -> Option<()> {
-        // SAFETY: helpers on our own context. The first makes a GSO frame a plain one.
-        let result = unsafe {
-            match bpf_skb_change_tail(self.skb(), keep, 0) {
-                0 => bpf_skb_adjust_room(self.skb(), room.cast_signed(), BPF_ADJ_ROOM_MAC, FIXED),
-                error => error,
-            }
-        };
+        let is_cut = self.trim(keep);
+        // SAFETY: helper on our own context.
+        let room_made =
+            unsafe { bpf_skb_adjust_room(self.skb(), room.cast_signed(), BPF_ADJ_ROOM_MAC, FIXED) };
         self.make_linear(keep + room);
-        (result == 0).then_some(())
+        (is_cut && room_made == 0).then_some(())
     }
 
     #[inline(always)]

@@ -65,6 +65,19 @@ fn vpcs() -> Vec<Case> {
             "spec.dividers in body should be less than or equal to 8",
         ),
         Case(
+            vpc("bandwidth", json!({"egressPerDroplet": "fast"})),
+            "expected a quantity of bits per second between 1k and 1P, such as 100M",
+        ),
+        Case(
+            vpc("dscp", json!(64)),
+            "spec.dscp must be Copy, Clear, or a number from 0 to 63",
+        ),
+        Case(
+            vpc("dscp", json!("46")),
+            "spec.dscp must be Copy, Clear, or a number from 0 to 63",
+        ),
+        Case(vpc("deniedTraffic", json!("Refuse")), "spec.deniedTraffic"),
+        Case(
             vpc("autoscale", json!({"maxDividers": 9})),
             "spec.autoscale.maxDividers in body should be less than or equal to 8",
         ),

@@ -81,6 +81,7 @@ fn two_vpcs() -> Hub {
             cidrs: cidrs.clone(),
             host_access: false,
             egress: false,
+            reject: false,
             egress_rate: None,
             dscp: None,
             shared: Vec::new(),

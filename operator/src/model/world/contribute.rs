@@ -83,6 +83,7 @@ impl World {
             divider_here: false,
             host_access: vpc.host_access,
             egress: vpc.egress,
+            reject: vpc.reject,
             dscp: vpc.dscp,
             egress_rate: rate(vpc.egress_rate),
             visible: Arc::new(self.visible_to(name, vpc)),

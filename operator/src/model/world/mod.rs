@@ -36,6 +36,8 @@ pub struct Vpc {
     pub host_access: bool,
     /// Pods of the VPC reach outside in their node's name.
     pub egress: bool,
+    /// Who is denied by network policy in it hears so.
+    pub reject: bool,
     /// What its pods may send out of a droplet.
     pub egress_rate: Option<BitRate>,
     /// What outer headers bear; none: what inner headers do.

@@ -66,6 +66,7 @@ pub(super) fn vpc(number: u32) -> Vpc {
         cidrs: vec!["10.0.0.0/12".into()],
         host_access: false,
         egress: false,
+        reject: false,
         egress_rate: None,
         dscp: None,
         shared: Vec::new(),

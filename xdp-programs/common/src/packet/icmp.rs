@@ -1,4 +1,4 @@
-//! ICMP messages that agents write: "too big" and "port unreachable" to a pod (RFC 792, RFC 1191, RFC 4443), and
+//! ICMP messages that programs write: "too big", "port unreachable" and "prohibited" to a pod (RFC 792, RFC 1191, RFC 4443), and
 //! messages of routers on the underlay about the tunnel's path.
 
 use super::{
@@ -19,7 +19,11 @@ const PACKET_TOO_BIG: u16 = u16::from_ne_bytes([2, 0]);
 const UNREACHABLE_V4: u16 = u16::from_ne_bytes([3, 3]);
 /// Raw type and code of ICMPv6: port unreachable.
 const UNREACHABLE_V6: u16 = u16::from_ne_bytes([1, 4]);
-/// Bytes that "port unreachable" quotes: the IP header and 8 bytes, which every packet with ports has.
+/// Raw type and code: communication administratively prohibited.
+const PROHIBITED_V4: u16 = u16::from_ne_bytes([3, 13]);
+/// Raw type and code of ICMPv6: the same.
+const PROHIBITED_V6: u16 = u16::from_ne_bytes([1, 1]);
+/// Bytes that "port unreachable" and "prohibited" quote: the IP header and 8 bytes, which every packet with ports has.
 pub const LEAST_QUOTE_V4: usize = ipv4::LENGTH + 8;
 /// The same for IPv6.
 pub const LEAST_QUOTE_V6: usize = ipv6::LENGTH + 8;
@@ -90,19 +94,25 @@ impl ErrorV4 {
     /// Returns "too big" to a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
     #[inline(always)]
     pub const fn too_big(pod: [u8; 4], mtu: u16, quote: u32) -> Self {
-        Self::new(pod, FRAGMENTATION_NEEDED, mtu, QUOTE, quote)
+        Self::new(HOST_SOURCE, pod, FRAGMENTATION_NEEDED, mtu, QUOTE, quote)
     }
 
     /// Returns "port unreachable" to a pod, with a quote of [`LEAST_QUOTE_V4`] bytes.
     #[inline(always)]
     pub const fn port_unreachable(pod: [u8; 4], quote: u32) -> Self {
-        Self::new(pod, UNREACHABLE_V4, 0, LEAST_QUOTE_V4, quote)
+        Self::new(HOST_SOURCE, pod, UNREACHABLE_V4, 0, LEAST_QUOTE_V4, quote)
+    }
+
+    /// Returns "administratively prohibited" from one endpoint to another, with a quote of [`LEAST_QUOTE_V4`] bytes.
+    #[inline(always)]
+    pub const fn prohibited(from: [u8; 4], to: [u8; 4], quote: u32) -> Self {
+        Self::new(from, to, PROHIBITED_V4, 0, LEAST_QUOTE_V4, quote)
     }
 
     #[inline(always)]
-    const fn new(pod: [u8; 4], kind: u16, mtu: u16, quoted: usize, quote: u32) -> Self {
+    const fn new(from: [u8; 4], to: [u8; 4], kind: u16, mtu: u16, quoted: usize, quote: u32) -> Self {
         let length = (size_of::<Self>() + quoted) as u16;
-        let ip = Ipv4Header::new(HOST_SOURCE, pod, ipv4::ICMP, 0, length);
+        let ip = Ipv4Header::new(from, to, ipv4::ICMP, 0, length);
         Self {
             ip,
             icmp: IcmpHeader::new(kind, mtu, quote),
@@ -115,19 +125,25 @@ impl ErrorV6 {
     #[inline(always)]
     pub const fn too_big(pod: &Address, mtu: u16, quote: u32) -> Self {
         let mtu = if mtu < LEAST_V6 { LEAST_V6 } else { mtu };
-        Self::new(pod, PACKET_TOO_BIG, mtu, QUOTE, quote)
+        Self::new(&HOST_SOURCE_V6, pod, PACKET_TOO_BIG, mtu, QUOTE, quote)
     }
 
     /// Returns "port unreachable", with a quote of [`LEAST_QUOTE_V6`] bytes.
     #[inline(always)]
     pub const fn port_unreachable(pod: &Address, quote: u32) -> Self {
-        Self::new(pod, UNREACHABLE_V6, 0, LEAST_QUOTE_V6, quote)
+        Self::new(&HOST_SOURCE_V6, pod, UNREACHABLE_V6, 0, LEAST_QUOTE_V6, quote)
+    }
+
+    /// Returns "administratively prohibited" from one endpoint to another, with a quote of [`LEAST_QUOTE_V6`] bytes.
+    #[inline(always)]
+    pub const fn prohibited(from: &Address, to: &Address, quote: u32) -> Self {
+        Self::new(from, to, PROHIBITED_V6, 0, LEAST_QUOTE_V6, quote)
     }
 
     #[inline(always)]
-    const fn new(pod: &Address, kind: u16, mtu: u16, quoted: usize, quote: u32) -> Self {
+    const fn new(from: &Address, to: &Address, kind: u16, mtu: u16, quoted: usize, quote: u32) -> Self {
         let length = (size_of::<IcmpHeader>() + quoted) as u16;
-        let ip = Ipv6Header::new(&HOST_SOURCE_V6, pod, ICMPV6, 64, length);
+        let ip = Ipv6Header::new(from, to, ICMPV6, 64, length);
         Self {
             icmp: IcmpHeader::new(kind, mtu, ip.pseudo_sum(length) + quote),
             ip,

@@ -62,6 +62,14 @@ impl TcpHeader {
         self
     }
 
+    /// Returns the same header with what a NIC begins with, if the frame leaves the checksum to it.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_checksum_left(mut self, pseudo: u32) -> Self {
+        self.words[8] = checksum::fold(pseudo);
+        self
+    }
+
     #[inline(always)]
     const fn number(&self, word: usize) -> u32 {
         (u16::from_be(self.words[word]) as u32) << 16 | u16::from_be(self.words[word + 1]) as u32

@@ -42,6 +42,7 @@ impl Random {
             host_access: number.is_multiple_of(2) && self.below(4) > 0,
             egress: self.below(2) == 0,
             egress_rate: (self.below(2) == 0).then(|| "10M".parse().unwrap()),
+            reject: self.below(2) == 0,
             dscp: Dscp::new(self.below(100) as u8),
             shared: vec![("ns".to_owned(), ["web", "db"][self.below(2) as usize].to_owned())],
             ..vpc(1 + (number % 2) as u32)
