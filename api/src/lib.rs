@@ -33,7 +33,9 @@ pub use dscp::Dscp;
 pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef, ServiceRef};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use phase::Phase;
-pub use policy_state::{PolicyState, PolicyStateSpec, PolicyStateStatus};
+pub use policy_state::{
+    Denied, DeniedPeer, PacketDirection, PolicyState, PolicyStateSpec, PolicyStateStatus,
+};
 pub use vpc::{DeniedTraffic, DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -61,6 +63,8 @@ pub const EGRESS_BANDWIDTH_ANNOTATION: &str = "kubernetes.io/egress-bandwidth";
 pub const INGRESS_BANDWIDTH_ANNOTATION: &str = "kubernetes.io/ingress-bandwidth";
 /// Annotation of pods: the Endpoint of their namespace that they have while they run, made by a user.
 pub const ENDPOINT_ANNOTATION: &str = "thuban.dev/endpoint";
+/// Annotation of NetworkPolicies and ClusterNetworkPolicies: `true` has the policy's PolicyState show what it denies.
+pub const REPORT_DENIED_ANNOTATION: &str = "thuban.dev/report-denied";
 /// Name of the VPC and of the network for pods that name none.
 pub const DEFAULT_NAME: &str = "default";
 /// Number of dividers of a VPC, and of bouncers of a network, whose spec gives none: one may die.

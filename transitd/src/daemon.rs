@@ -57,8 +57,8 @@ use crate::state::State;
 use crate::state::policies::Policies;
 use crate::tasks::{
     dns_views, expire_connections, expire_policies, follow_routes, health_checks, host_endpoint, limit_pods,
-    node_port_lease, probe_members, reclaim, register, report_loads, restore_rules, shape_pods, subscribe,
-    watch_uplink,
+    node_port_lease, probe_members, reclaim, register, report_denials, report_loads, restore_rules,
+    shape_pods, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -146,6 +146,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscribe::run(Arc::clone(&node), wanted));
     tokio::spawn(report_loads::run(Arc::clone(&node)));
+    tokio::spawn(report_denials::run(Arc::clone(&node)));
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(health_checks::run(Arc::clone(&node)));
     tokio::spawn(expire_connections::run(Arc::clone(&node)));

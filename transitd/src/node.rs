@@ -42,6 +42,8 @@ pub struct Node {
     pub shaped: Shaped,
     /// Notified when attachments come and go.
     pub attached: Notify,
+    /// Notified when the operator asks what is denied.
+    pub asked: Notify,
     state: Mutex<State>,
     services: Mutex<Services>,
     links: Mutex<Links>,
@@ -97,6 +99,7 @@ impl Node {
             contact,
             shaped: Shaped::default(),
             attached: Notify::new(),
+            asked: Notify::new(),
             state: Mutex::new(state),
             services: Mutex::new(services),
             links: Mutex::new(links),

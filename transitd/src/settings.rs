@@ -207,6 +207,10 @@ pub struct RunSettings {
     /// Time in seconds between two reports to the operator of how much this droplet's roles forward.
     #[arg(long, env = "THUBAN_LOAD_INTERVAL", default_value_t = 10)]
     pub load_interval: u64,
+    /// Time in seconds between two reports to the operator of what network policies deny, of those that are to be
+    /// reported.
+    #[arg(long, env = "THUBAN_DENIAL_INTERVAL", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub denial_interval: u64,
     /// TCP port of the metrics. 0 turns them off.
     #[arg(long, env = "THUBAN_TRANSITD_METRICS_PORT", default_value_t = 0)]
     pub metrics_port: u16,

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
 use thuban_common::tables::Address;
 
 use crate::program::policy::Denier;
@@ -17,6 +18,14 @@ pub fn end(bytes: Address, port: u16) -> String {
     match u16::from_be(port) {
         0 => address(bytes).to_string(),
         port => SocketAddr::new(address(bytes), port).to_string(),
+    }
+}
+
+/// Returns the ports of a flow, 0 for protocols without ports: they have an echo's identifier there.
+pub fn ports(protocol: u8, ports: [u16; 2]) -> [u16; 2] {
+    match protocol {
+        TCP | UDP | SCTP => ports,
+        _ => [0; 2],
     }
 }
 

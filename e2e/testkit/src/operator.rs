@@ -9,7 +9,8 @@ use thuban_proto::OPERATOR_TLS_NAME;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
 use thuban_proto::transit::{
-    DropletMessage, Hello, OperatorMessage, Program, Row, RowKey, operator_message, row,
+    DropletMessage, Hello, OperatorMessage, PolicyKey, Program, ReportDenials, Row, RowKey, operator_message,
+    row,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -130,6 +131,18 @@ impl Operator {
             }))
             .unwrap();
         *sequence
+    }
+
+    /// Asks what these sets of network policy deny, each by its VNI and id.
+    pub fn ask_for_denials(&self, sets: &[(u32, u32)]) {
+        let key = |(vni, id): &(u32, u32)| PolicyKey { vni: *vni, id: *id };
+        let asked = ReportDenials {
+            sets: sets.iter().map(key).collect(),
+        };
+        let shared = self.shared.lock().unwrap();
+        let (sender, _) = shared.stream.as_ref().expect("no stream");
+        let message = Some(operator_message::Message::ReportDenials(asked));
+        sender.send(Ok(OperatorMessage { message })).unwrap();
     }
 
     pub fn push_and_wait(&self, upserts: Vec<row::Row>, deletes: Vec<RowKey>) {

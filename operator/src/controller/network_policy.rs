@@ -12,7 +12,7 @@ use kube::runtime::controller::Action;
 use tracing::info;
 
 use crate::controller::context::Context;
-use crate::controller::policy_state;
+use crate::controller::policy_state::{self, wants_report};
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::watch::Change;
 use crate::model::cached::NetworkPolicy;
@@ -35,6 +35,10 @@ pub fn on_change(context: &Context, change: &Change<NetworkPolicy>) {
     let _ = context
         .hub
         .update(|world| world.set_network_policy(&namespace, &name, created, spec));
+    let is_wanted = spec.is_some() && wants_report(policy);
+    context
+        .hub
+        .set_reported(&format!("{namespace}/{name}"), is_wanted);
     match change {
         Change::Applied(_) => {
             context.hub.triggers.network_policy(&namespace, &name);

@@ -1,25 +1,34 @@
-//! PolicyState: tells the author of a NetworkPolicy how far it is enforced. ClusterNetworkPolicies have conditions of
-//! their own that say the same.
+//! PolicyState: tells the author of a NetworkPolicy how far it is enforced, and what it denies. ClusterNetworkPolicies
+//! have conditions of their own that say the same. They have a PolicyState only while their denied packets are reported.
 //!
-//! Invariant: a status is written when a condition changes, not for each pod or droplet. A policy that was Provisioned
-//! stays so until it changes, or until a droplet has no room for its rules.
+//! Invariant: a status is written when a condition changes, not for each pod or droplet. What a policy denies is written
+//! once a minute at most. A policy that was Provisioned stays so until it changes, or until a droplet has no room for its
+//! rules.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::{find, set};
-use thuban_api::{Condition, ConditionStatus, PolicyState, PolicyStateSpec};
+use thuban_api::{
+    ClusterNetworkPolicy, Condition, ConditionStatus, Denied, PolicyState, PolicyStateSpec,
+    REPORT_DENIED_ANNOTATION, SYSTEM_NAMESPACE,
+};
 
 use crate::controller::context::Context;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::objects::{Object, condition, create, delete, owner, update_status};
+use crate::controller::runtime::objects::{
+    Object, WriteError, condition, create, delete, owner, update_status,
+};
 use crate::controller::runtime::watch::Change;
 use crate::hub::{PolicyStanding, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 use crate::model::cached::NetworkPolicy;
+use crate::model::denial_reports::{Gathered, note_peers, sum};
 
 /// How long a policy waits before a condition says so: acks take milliseconds.
 const CONDITION_DELAY: Duration = Duration::from_secs(1);
@@ -37,7 +46,16 @@ pub fn on_change(context: &Context, change: &Change<PolicyState>) {
     if let Change::Gone(state) = change {
         let namespace = state.namespace().unwrap_or_default();
         context.hub.triggers.network_policy(&namespace, &state.name_any());
+        if namespace == SYSTEM_NAMESPACE {
+            context.hub.triggers.cluster_policy(&state.name_any());
+        }
     }
+}
+
+/// Whether the author of a policy wants to read what it denies.
+pub fn wants_report<K: Object>(policy: &K) -> bool {
+    let annotation = policy.annotations().get(REPORT_DENIED_ANNOTATION);
+    annotation.is_some_and(|value| value == "true")
 }
 
 /// What is to be said of a policy.
@@ -137,24 +155,88 @@ fn news(standing: &PolicyStanding, known: Option<&Condition>, generation: Option
 
 /// Brings the PolicyState of a NetworkPolicy up to date.
 pub async fn sync(policy: &NetworkPolicy, context: &Context) -> Result<Action, ReconcileError> {
-    let (namespace, name) = (policy.namespace().unwrap_or_default(), policy.name_any());
-    let states: Api<PolicyState> = Api::namespaced(context.client.clone(), &namespace);
-    let known = ObjectRef::<PolicyState>::new(&name).within(&namespace);
-    let known = context.stores.policy_states.get(&known);
-    if let Some(other) = known.as_deref().filter(|known| !is_of(known, policy)) {
-        // It is of an earlier policy of the name.
-        delete(&states, other).await?;
+    let namespace = policy.namespace().unwrap_or_default();
+    let world_name = format!("{namespace}/{}", policy.name_any());
+    let known = known(&namespace, &policy.name_any(), context);
+    if has_removed_other(policy, known.as_deref(), context).await? {
         return Ok(Action::requeue(WATCH_RETRY));
     }
     let conditions = known.as_ref().and_then(|known| known.status.as_ref());
     let conditions = conditions.map_or(&[][..], |status| &status.conditions[..]);
-    let told = tell(policy, &format!("{namespace}/{name}"), conditions, context);
-    let Some(conditions) = told.conditions else {
-        return Ok(told.next);
+    let told = tell(policy, &world_name, conditions, context);
+    let place = (namespace.as_str(), world_name.as_str());
+    write(policy, place, known.as_deref(), told, context).await
+}
+
+/// Brings the PolicyState of a ClusterNetworkPolicy up to date, which has these conditions. There is one while the
+/// packets that the policy denies are reported, unless a NetworkPolicy has the name. `next`: what to do otherwise.
+pub async fn sync_cluster(
+    policy: &ClusterNetworkPolicy,
+    standing: PolicyStanding,
+    conditions: Vec<Condition>,
+    next: Action,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let name = policy.name_any();
+    let other = ObjectRef::<NetworkPolicy>::new(&name).within(SYSTEM_NAMESPACE);
+    if context.stores.network_policies.get(&other).is_some() {
+        return Ok(next);
+    }
+    let known = known(SYSTEM_NAMESPACE, &name, context);
+    if !context.hub.is_reported(&name) {
+        if let Some(own) = known.as_deref().filter(|known| is_of(known, policy)) {
+            let states = Api::namespaced(context.client.clone(), SYSTEM_NAMESPACE);
+            delete(&states, own).await?;
+        }
+        return Ok(next);
+    }
+    if has_removed_other(policy, known.as_deref(), context).await? {
+        return Ok(Action::requeue(WATCH_RETRY));
+    }
+    let status = known.as_deref().and_then(|known| known.status.as_ref());
+    let is_new = status.is_none_or(|status| status.conditions != conditions);
+    let told = Told {
+        standing,
+        conditions: is_new.then_some(conditions),
+        next,
     };
+    write(policy, (SYSTEM_NAMESPACE, &name), known.as_deref(), told, context).await
+}
+
+fn known(namespace: &str, name: &str, context: &Context) -> Option<Arc<PolicyState>> {
+    let known = ObjectRef::<PolicyState>::new(name).within(namespace);
+    context.stores.policy_states.get(&known)
+}
+
+/// Removes the PolicyState if it is another policy's, an earlier one of the name. Returns whether it was.
+async fn has_removed_other<K: Object>(
+    policy: &K,
+    known: Option<&PolicyState>,
+    context: &Context,
+) -> Result<bool, ReconcileError> {
+    let Some(other) = known.filter(|known| !is_of(known, policy)) else {
+        return Ok(false);
+    };
+    let namespace = other.namespace().unwrap_or_default();
+    let states = Api::namespaced(context.client.clone(), &namespace);
+    delete(&states, other).await?;
+    Ok(true)
+}
+
+/// Writes what is new to the PolicyState of a policy. `place`: the namespace of the PolicyState, and the name by which
+/// the world knows the policy.
+async fn write<K: Object>(
+    policy: &K,
+    (namespace, world_name): (&str, &str),
+    known: Option<&PolicyState>,
+    told: Told,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let states: Api<PolicyState> = Api::namespaced(context.client.clone(), namespace);
     let known = match known {
-        Some(known) => (*known).clone(),
-        None => match create(&states, &state_of(policy, &namespace)).await {
+        Some(known) => known.clone(),
+        None if told.conditions.is_none() => return Ok(told.next),
+        None => match create(&states, &state_of(policy, namespace)).await {
             Ok(made) => made,
             Err(error) if error.is_conflict() => return Ok(Action::requeue(WATCH_RETRY)),
             // The namespace is being deleted, or the CRDs are older than this operator.
@@ -162,25 +244,58 @@ pub async fn sync(policy: &NetworkPolicy, context: &Context) -> Result<Action, R
             Err(error) => return Err(error.into()),
         },
     };
+    let gathered = context.hub.take_denied(world_name, || context.counts.take());
     let mut changed = known.clone();
     let status = changed.status.get_or_insert_default();
-    status.pods = told.standing.pods as u32;
-    status.droplets = told.standing.droplets as u32;
-    status.ready_droplets = told.standing.ready() as u32;
-    status.conditions = conditions;
-    status.observed_generation = policy.metadata.generation;
-    update_status(&states, &known, &changed).await?;
+    if let Some(conditions) = told.conditions {
+        status.pods = told.standing.pods as u32;
+        status.droplets = told.standing.droplets as u32;
+        status.ready_droplets = told.standing.ready() as u32;
+        status.conditions = conditions;
+        status.observed_generation = policy.meta().generation;
+    }
+    let is_reported = context.hub.is_reported(world_name);
+    status.denied = is_reported.then(|| denied(status.denied.take(), gathered.as_ref()));
+    let written = update_if_changed(&states, &known, &changed).await;
+    if let (Err(_), Some(gathered)) = (&written, gathered) {
+        context.hub.give_denied_back(world_name, gathered);
+    }
+    written?;
     Ok(told.next)
 }
 
-fn is_of(state: &PolicyState, policy: &NetworkPolicy) -> bool {
+async fn update_if_changed(
+    states: &Api<PolicyState>,
+    known: &PolicyState,
+    changed: &PolicyState,
+) -> Result<(), WriteError> {
+    if known.status != changed.status {
+        update_status(states, known, changed).await?;
+    }
+    Ok(())
+}
+
+/// Returns what a policy has denied, with what was gathered since the last write.
+fn denied(known: Option<Denied>, gathered: Option<&Gathered>) -> Denied {
+    let mut denied = known.unwrap_or_else(|| Denied {
+        since: format!("{:.0}", Timestamp::now()),
+        ..Denied::default()
+    });
+    if let Some(gathered) = gathered {
+        denied.packets = sum(denied.packets, gathered.packets);
+        note_peers(&mut denied.last_peers, gathered.last_peers.iter().cloned());
+    }
+    denied
+}
+
+fn is_of<K: Object>(state: &PolicyState, policy: &K) -> bool {
     let owners = state.owner_references();
     owners
         .iter()
-        .any(|owner| Some(&owner.uid) == policy.metadata.uid.as_ref())
+        .any(|owner| Some(&owner.uid) == policy.meta().uid.as_ref())
 }
 
-fn state_of(policy: &NetworkPolicy, namespace: &str) -> PolicyState {
+fn state_of<K: Object>(policy: &K, namespace: &str) -> PolicyState {
     let mut owner = owner(policy);
     if let Some(owner) = &mut owner {
         // Whoever deletes the policy doesn't wait for its state.

@@ -140,11 +140,18 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
     tasks.spawn(heartbeat::tend(context.clone()));
     tasks.spawn(serve_when_adopted(context));
+    start_hub(&hub, tasks);
+    hub
+}
+
+/// Starts what the hub does by itself.
+fn start_hub(hub: &Arc<Hub>, tasks: &mut JoinSet<()>) {
     let resending = hub.clone();
     tasks.spawn(async move { resending.send_again_when_due().await });
     let rolling_out = hub.clone();
     tasks.spawn(async move { rolling_out.roll_policies_out().await });
-    hub
+    let asking = hub.clone();
+    tasks.spawn(async move { asking.ask_for_denials().await });
 }
 
 /// Makes a hub that knows the installation's settings, and holds programs back.

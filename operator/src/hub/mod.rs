@@ -5,6 +5,7 @@
 
 mod attachments;
 mod barrier;
+mod denials;
 mod full;
 mod missing;
 mod policy;
@@ -85,6 +86,7 @@ struct State {
     rests: Rests,
     full: FullTables,
     steps: policy::Steps,
+    denials: denials::Denials,
     next_id: u64,
 }
 
@@ -149,6 +151,8 @@ pub struct Hub {
     without_room: Notify,
     /// The signal that policies must be applied, or that their steps may go on.
     policy_news: Notify,
+    /// The signal that a policy's denied packets are to be reported, or no more.
+    denial_news: Notify,
     pub triggers: Triggers,
 }
 
@@ -173,6 +177,7 @@ impl Hub {
             rests: Rests::default(),
             full: FullTables::default(),
             steps: policy::Steps::default(),
+            denials: denials::Denials::default(),
             next_id: 1,
         };
         Self {
@@ -182,6 +187,7 @@ impl Hub {
             nodes: RwLock::default(),
             without_room: Notify::new(),
             policy_news: Notify::new(),
+            denial_news: Notify::new(),
             triggers,
         }
     }
@@ -327,6 +333,7 @@ impl Hub {
         let stream = (opened.id, opened.kinds.clone());
         let sequence = state.acks.open(droplet, stream, program.keys(), self.now());
         state.full.forget(droplet);
+        state.denials.forget(droplet);
         let snapshot = Program {
             epoch: self.epoch,
             sequence,

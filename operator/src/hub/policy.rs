@@ -154,7 +154,7 @@ impl Hub {
         }
     }
 
-    fn wake_policy(&self, name: &str) {
+    pub(super) fn wake_policy(&self, name: &str) {
         match name.split_once('/') {
             Some((namespace, name)) => self.triggers.network_policy(namespace, name),
             None => self.triggers.cluster_policy(name),

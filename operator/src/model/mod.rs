@@ -7,6 +7,7 @@ pub mod asked;
 pub mod backends;
 pub mod bandwidth;
 pub mod cached;
+pub mod denial_reports;
 pub mod droplet;
 pub mod endpoint;
 pub mod full_tables;

@@ -245,7 +245,14 @@ pub async fn collect(simulation: Arc<Simulation>) {
 }
 
 fn sweep(state: &mut State) {
-    let owners: Vec<(String, bool)> = [Kind::Node, Kind::Vpc, Kind::Network, Kind::NetworkPolicy]
+    let kinds = [
+        Kind::Node,
+        Kind::Vpc,
+        Kind::Network,
+        Kind::NetworkPolicy,
+        Kind::ClusterNetworkPolicy,
+    ];
+    let owners: Vec<(String, bool)> = kinds
         .into_iter()
         .flat_map(|kind| state.store.values(kind))
         .map(|owner| (text(owner, "/metadata/uid").to_owned(), is_foreground(owner)))

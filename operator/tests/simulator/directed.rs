@@ -17,6 +17,7 @@ mod policies;
 mod policy_ids;
 mod private;
 mod readdressed;
+mod reported;
 mod service_ranges;
 mod stripped;
 

@@ -9,7 +9,8 @@ use std::time::Duration;
 use thuban_api::identifiers::Vni;
 use thuban_operator::hub::Hub;
 use thuban_proto::transit::{
-    Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message, row,
+    Attachment, Denials, Load, NackReason, OperatorMessage, PolicyKey, Program, RoleLoad, operator_message,
+    row,
 };
 use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -60,6 +61,7 @@ pub enum Report {
     Subscribe(u32, IpAddr),
     Unsubscribe(u32, IpAddr),
     Load(Load),
+    Denials(Denials),
     /// The stream breaks; the operator hears of it later.
     Break,
 }
@@ -93,6 +95,8 @@ pub struct Droplet {
     pub attachments: BTreeMap<String, Attachment>,
     pub subscriptions: BTreeSet<(u32, IpAddr)>,
     pub stream: Option<Stream>,
+    /// The sets of network policy that the operator has asked about on this stream.
+    pub asked: Vec<PolicyKey>,
     /// The time when it last got or lost a stream, or when its machine last lost its tables.
     pub since: Duration,
     pub is_applied: bool,
@@ -120,6 +124,7 @@ impl Droplet {
             attachments: BTreeMap::new(),
             subscriptions: BTreeSet::new(),
             stream: None,
+            asked: Vec::new(),
             since: Duration::ZERO,
             is_applied: false,
             manner: Manner::Honest,
@@ -264,6 +269,7 @@ fn hello(
         outbox,
         epoch: operator.epoch,
     });
+    droplet.asked.clear();
     droplet.since = now;
     droplet.is_applied = false;
     let attachments: Vec<Attachment> = droplet.attachments.values().cloned().collect();
@@ -373,7 +379,14 @@ async fn serve(
             }
             message = line.programs.recv() => {
                 let Some(message) = message else { return };
-                let Some(operator_message::Message::Program(program)) = message.message else { continue };
+                let program = match message.message {
+                    Some(operator_message::Message::Program(program)) => program,
+                    Some(operator_message::Message::ReportDenials(asked)) => {
+                        note_asked(simulation, name, asked.sets);
+                        continue;
+                    }
+                    None => continue,
+                };
                 sleep(delay(simulation, 5)).await;
                 if !operator.is_alive() {
                     return;
@@ -494,9 +507,19 @@ fn say(name: &str, hub: &Hub, report: Report) -> bool {
             hub.subscribe(name, number(vni), address, false);
         }
         Report::Load(load) => hub.report(name, &load),
+        Report::Denials(denials) => hub.note_denials(name, &denials),
         Report::Break => return false,
     }
     true
+}
+
+fn note_asked(simulation: &Simulation, name: &str, sets: Vec<PolicyKey>) {
+    simulation.with(|state| {
+        state.note(|| format!("{name} is asked about {} sets", sets.len()));
+        if let Some(droplet) = state.droplets.get_mut(name) {
+            droplet.asked = sets;
+        }
+    });
 }
 
 /// Applies a program. Returns the refused rows; none if the stream must end.

@@ -39,9 +39,11 @@ pub fn step(state: &mut State, random: &mut Random) {
             });
         }
         3 => {
-            let label = random.next().to_string();
+            let label = random.next();
             state.store.edit(Kind::NetworkPolicy, namespace, &name, |policy| {
-                policy["metadata"]["labels"] = json!({"app": label});
+                policy["metadata"]["labels"] = json!({"app": label.to_string()});
+                policy["metadata"]["annotations"] =
+                    json!({"thuban.dev/report-denied": label.is_multiple_of(2).to_string()});
             });
         }
         _ => {
@@ -121,6 +123,14 @@ fn has_state(state: &State, policy: &Value, are_all_enforcing: bool) -> Result<(
     }
     if are_all_enforcing && text(provisioned, "/status") != "True" {
         return Err(format!("is not Provisioned: {told}"));
+    }
+    let is_reported = policy["metadata"]["annotations"]["thuban.dev/report-denied"] == "true";
+    if told
+        .pointer("/status/denied")
+        .is_some_and(|denied| !denied.is_null())
+        != is_reported
+    {
+        return Err(format!("is to say what was denied ({is_reported}): {told}"));
     }
     Ok(())
 }

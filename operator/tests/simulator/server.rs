@@ -14,6 +14,7 @@ use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, StreamBody};
 use kube::client::Body;
 use serde_json::{Value, json};
+use thuban_api::SYSTEM_NAMESPACE;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::heartbeats;
@@ -408,11 +409,15 @@ fn one_writer(state: &mut State, workflow: Option<&str>, target: &Target) {
     if matches!(kind, Kind::IpClaim | Kind::VniClaim) {
         return;
     }
+    // The workflow of a policy writes its state.
+    let is_cluster_wide = *kind == Kind::PolicyState && namespace == SYSTEM_NAMESPACE;
+    let namespace = if is_cluster_wide { "" } else { namespace.as_str() };
     let within = if namespace.is_empty() { "" } else { "." };
-    // The workflow of a NetworkPolicy writes its state.
     let own = match kind {
-        Kind::PolicyState => "NetworkPolicy.v1.networking.k8s.io".to_owned(),
-        Kind::ClusterNetworkPolicy => "ClusterNetworkPolicy.v1alpha2.policy.networking.k8s.io".to_owned(),
+        Kind::PolicyState if !is_cluster_wide => "NetworkPolicy.v1.networking.k8s.io".to_owned(),
+        Kind::PolicyState | Kind::ClusterNetworkPolicy => {
+            "ClusterNetworkPolicy.v1alpha2.policy.networking.k8s.io".to_owned()
+        }
         kind => format!("{}.v1alpha1.thuban.dev", kind.name()),
     };
     let own = format!("{own}/{name}{within}{namespace}");

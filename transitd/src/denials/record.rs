@@ -2,12 +2,11 @@
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
 use thuban_common::policy::{DENIAL_EGRESS, DENIAL_OUTSIDE, DenialRecord, in_vpc};
 
 use crate::follow;
 use crate::program::policy::Denier;
-use crate::words::{address, by, denied_by, end, names, protocol};
+use crate::words::{address, by, denied_by, end, names, ports, protocol};
 
 /// A record, with what only transitd knows.
 pub struct Denial {
@@ -89,14 +88,6 @@ impl Denial {
     }
 }
 
-/// Returns the ports (network order), 0 for protocols without ports: they have an echo's identifier there.
-fn ports(protocol: u8, ports: [u16; 2]) -> [u16; 2] {
-    match protocol {
-        TCP | UDP | SCTP => ports,
-        _ => [0; 2],
-    }
-}
-
 /// Returns why a packet is denied, as the end of a sentence.
 fn reason(denier: Option<&Denier>, set: u32) -> String {
     match denier {
@@ -110,7 +101,7 @@ fn reason(denier: Option<&Denier>, set: u32) -> String {
 #[cfg(test)]
 mod tests {
     use serde_json::json;
-    use thuban_common::packet::ipv4::mapped;
+    use thuban_common::packet::ipv4::{TCP, UDP, mapped};
     use thuban_common::policy::{DenialEntry, DenialKey, of_vpc};
 
     use super::*;

@@ -3,8 +3,11 @@
 use std::collections::HashSet;
 use std::path::Path;
 
+use thuban_common::policy::of_vpc;
 use thuban_common::tables::EndpointKey;
-use thuban_proto::transit::{DropletMessage, Hello, Nack, Program, Subscribe, droplet_message::Message};
+use thuban_proto::transit::{
+    DropletMessage, Hello, Nack, Program, ReportDenials, Subscribe, droplet_message::Message,
+};
 use tokio::sync::mpsc;
 use tracing::{error, warn};
 
@@ -34,6 +37,9 @@ pub trait Peer: Send + Sync + 'static {
 
     /// Does the work that programs left. May block. Returns nacks for rows that could not be applied.
     fn finish(&self, changes: Changes) -> Vec<Nack>;
+
+    /// Takes note of the sets of which the operator wants to know what they deny.
+    fn report_denials(&self, _asked: ReportDenials) {}
 
     /// Whether something that a program removed still leads packets somewhere. It ends by itself. May block.
     fn leads_by_old_rules(&self) -> bool {
@@ -92,6 +98,7 @@ impl Peer for Node {
     fn close(&self) {
         let mut state = self.state();
         (state.outbox, state.stream) = (None, None);
+        state.reported_sets = None;
     }
 
     fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
@@ -141,6 +148,12 @@ impl Peer for Node {
         self.state().services_rows = rows;
         metrics::refuses(&nacks);
         nacks
+    }
+
+    fn report_denials(&self, asked: ReportDenials) {
+        let sets = asked.sets.iter().map(|key| of_vpc(key.vni, key.id)).collect();
+        self.state().reported_sets = Some(sets);
+        self.asked.notify_one();
     }
 
     fn leads_by_old_rules(&self) -> bool {

@@ -167,8 +167,14 @@ async fn receive(
         .into_inner();
     let mut last = 0;
     while let Some(message) = stream.message().await.map_err(broken)? {
-        let Some(operator_message::Message::Program(program)) = message.message else {
-            continue;
+        let program = match message.message {
+            Some(operator_message::Message::Program(program)) => program,
+            Some(operator_message::Message::ReportDenials(asked)) => {
+                peer.report_denials(asked);
+                continue;
+            }
+            // This is a newer operator's message, which needs no understanding.
+            None => continue,
         };
         if last == 0 && !program.snapshot {
             return Err(SessionError::NoSnapshot);

@@ -58,6 +58,9 @@ pub struct State {
     pub stream: Option<u64>,
     /// The number of streams so far.
     pub streams: u64,
+    /// The sets of network policy (`common::policy::of_vpc`) of which the operator wants to know what they deny; none:
+    /// it has not asked on this stream.
+    pub reported_sets: Option<HashSet<u64>>,
     /// When the operator was last heard, by this boot's clock, with everything that it had said by then in the rules.
     pub heard: Option<u64>,
     /// Whether the first snapshot since this start is applied.
@@ -122,6 +125,7 @@ impl State {
             outbox: None,
             stream: None,
             streams: 0,
+            reported_sets: None,
             heard: None,
             synced: false,
             visible_before: HashMap::new(),

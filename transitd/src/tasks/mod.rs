@@ -14,6 +14,7 @@ pub mod node_port_lease;
 pub mod probe_members;
 pub mod reclaim;
 pub mod register;
+pub mod report_denials;
 pub mod report_loads;
 pub mod restore_rules;
 pub mod shape_pods;

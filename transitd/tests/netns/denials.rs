@@ -3,13 +3,15 @@
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::net::{Ipv4Addr, UdpSocket};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, VpcRow};
+use thuban_proto::transit::{Denial, LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, VpcRow};
 
 use crate::policies::{FAR, STRANGER, pod, rig_with, tenants, vpcs_and_networks};
-use crate::rig::{Rig, in_namespace, local};
+use crate::rig::{Rig, eventually, in_namespace, local, mapped};
 use crate::tcp::{PATIENCE, connect};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
@@ -249,4 +251,66 @@ fn in_a_vpc_that_rejects_pods_hear_of_denied_packets() {
     for (name, to) in ways {
         assert_eq!(heard(&rig, name, to), nothing, "{name} {to}");
     }
+}
+
+/// Returns what the droplet has reported since its operator forgot what it received.
+fn reported(rig: &Rig) -> Vec<Denial> {
+    let shared = rig.operator.shared.lock().unwrap();
+    let received = shared.received.iter();
+    let denials = received.filter_map(|message| match message {
+        Message::Denials(report) => Some(report.denials.clone()),
+        _ => None,
+    });
+    denials.flatten().collect()
+}
+
+#[test]
+fn the_operator_is_told_what_it_asks_about() {
+    let rig = rig_with(vec!["--denial-interval".into(), "1".into()]);
+    let mut rows = sets().to_vec();
+    rows.extend([judged("p1", 5, INGRESS, 0), judged("p2", 6, 0, EGRESS)]);
+    rig.operator.push_and_wait(rows, vec![]);
+    let deny = |rig: &Rig| {
+        assert!(connect(&pod(rig, "p2"), FAR, 8080).is_err());
+        assert!(connect(&pod(rig, "p2"), FIRST, 8080).is_err());
+    };
+    deny(&rig);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(reported(&rig), [], "nobody has asked");
+
+    rig.operator.ask_for_denials(&[(7, INGRESS), (8, EGRESS)]);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(reported(&rig), [], "of before");
+    deny(&rig);
+    rig.operator
+        .wait_for("a report", |message| matches!(message, Message::Denials(_)));
+    let told = reported(&rig);
+    let is_it = |denial: &Denial| {
+        (denial.vni, denial.set, denial.protocol, denial.port) == (7, INGRESS, 6, 8080)
+            && denial.source == mapped(6)
+            && denial.destination == mapped(5)
+            && denial.packets > 0
+            && denial.age_ms < 60_000
+            && denial.rank > 1
+    };
+    assert!(told.iter().all(is_it), "only what was asked about: {told:?}");
+
+    // A new stream begins without a question, and what is denied meanwhile comes after the next one.
+    std::thread::sleep(Duration::from_millis(2500));
+    rig.operator.forget_received();
+    rig.operator.hang_up();
+    rig.operator.wait_for_ack();
+    deny(&rig);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(reported(&rig), []);
+    rig.operator.ask_for_denials(&[(7, INGRESS)]);
+    eventually("what was denied before the question", || {
+        !reported(&rig).is_empty()
+    });
+    rig.operator.ask_for_denials(&[]);
+    std::thread::sleep(Duration::from_millis(1500));
+    rig.operator.forget_received();
+    deny(&rig);
+    std::thread::sleep(Duration::from_millis(2500));
+    assert_eq!(reported(&rig), [], "nobody asks any more");
 }

@@ -6,7 +6,7 @@
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use thuban_api::{EGRESS_BANDWIDTH_ANNOTATION, INGRESS_BANDWIDTH_ANNOTATION};
+use thuban_api::{EGRESS_BANDWIDTH_ANNOTATION, INGRESS_BANDWIDTH_ANNOTATION, REPORT_DENIED_ANNOTATION};
 
 use crate::controller::runtime::objects::Object;
 use crate::model::cached::{NetworkPolicy, Pod};
@@ -70,11 +70,13 @@ pub fn slice(slice: &mut EndpointSlice) {
     }
 }
 
-/// Leaves identity, generation and spec.
+/// Leaves identity, generation, spec, and whether denied packets are reported.
 pub fn network_policy(policy: &mut NetworkPolicy) {
     metadata(&mut policy.metadata);
     policy.metadata.labels = None;
-    policy.metadata.annotations = None;
+    let annotations = policy.metadata.annotations.take();
+    let read = annotations.and_then(|mut annotations| annotations.remove_entry(REPORT_DENIED_ANNOTATION));
+    policy.metadata.annotations = read.map(|read| [read].into());
     policy.metadata.owner_references = None;
 }
 
@@ -186,20 +188,24 @@ mod tests {
     }
 
     #[test]
-    fn of_a_network_policy_its_identity_and_generation_are_left() {
+    fn of_a_network_policy_only_what_is_read_is_left() {
         let mut policy: NetworkPolicy = serde_json::from_value(json!({
             "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
             "metadata": {
                 "name": "deny", "namespace": "red", "uid": "u", "generation": 3, "labels": {"app": "web"},
-                "annotations": {"thuban.dev/network": "red-web"}, "managedFields": [{"manager": "kubectl"}],
+                "annotations": {"thuban.dev/network": "red-web", "thuban.dev/report-denied": "true"},
+                "managedFields": [{"manager": "kubectl"}],
             },
             "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
         }))
         .unwrap();
         network_policy(&mut policy);
         let left = serde_json::to_value(&policy).unwrap();
-        let identity = json!({"name": "deny", "namespace": "red", "uid": "u", "generation": 3});
-        assert_eq!(left["metadata"], identity);
+        let read = json!({
+            "name": "deny", "namespace": "red", "uid": "u", "generation": 3,
+            "annotations": {"thuban.dev/report-denied": "true"},
+        });
+        assert_eq!(left["metadata"], read);
         assert_eq!(left["spec"]["policyTypes"], json!(["Ingress"]));
         let reference = policy.object_ref(&());
         assert_eq!(reference.kind.as_deref(), Some("NetworkPolicy"));

@@ -12,10 +12,10 @@ use crate::model::policy::Profile;
 /// Droplets with endpoints: `db` on `a`, `web` on `c`.
 const DROPLETS: [&str; 3] = ["a", "b", "c"];
 
-struct Droplet {
-    id: u64,
-    stream: UnboundedReceiver<OperatorMessage>,
-    sequence: u64,
+pub struct Droplet {
+    pub id: u64,
+    pub stream: UnboundedReceiver<OperatorMessage>,
+    pub sequence: u64,
 }
 
 /// Returns the kinds of the rows that a droplet is sent, in order: what it gets and what it loses.
@@ -39,7 +39,7 @@ fn read(rows: &[Row]) -> Vec<thuban_rows::Row> {
 }
 
 /// Lets all droplets ack everything. Returns the rows that they are sent, and how many they lose.
-fn settle(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> (Vec<thuban_rows::Row>, usize) {
+pub fn settle(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> (Vec<thuban_rows::Row>, usize) {
     let (mut all, mut lost) = (Vec::new(), 0);
     for _ in 0..10 {
         hub.roll_out();
@@ -53,7 +53,7 @@ fn settle(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> (Vec<thu
     (all, lost)
 }
 
-fn play(kinds: &Kinds) -> (Hub, BTreeMap<&'static str, Droplet>) {
+pub fn play(kinds: &Kinds) -> (Hub, BTreeMap<&'static str, Droplet>) {
     let (hub, _) = hub();
     hub.hold_back(Duration::ZERO);
     for (number, (droplet, app)) in [("a", "db"), ("c", "web")].into_iter().enumerate() {
@@ -88,7 +88,7 @@ fn play(kinds: &Kinds) -> (Hub, BTreeMap<&'static str, Droplet>) {
     (hub, droplets.into())
 }
 
-fn set(hub: &Hub) {
+pub fn set(hub: &Hub) {
     let spec = json!({
         "podSelector": {"matchLabels": {"app": "db"}},
         "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": "web"}}}]}],

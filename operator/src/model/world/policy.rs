@@ -6,15 +6,18 @@
 //! Invariant: without policies there is nothing here, and no row says anything of policy.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::{Arc, LazyLock};
 
 use k8s_openapi::api::networking::v1::NetworkPolicySpec;
 use thuban_api::ClusterNetworkPolicySpec;
+use thuban_api::identifiers::Vni;
 use thuban_rows::{PolicyId, Row};
 
 use super::contribute::share;
 use super::served::KnownServed;
 use super::{Address, Endpoint, EndpointName, Membership, Owner, Rows, World, set};
+use crate::model::denial_reports::ReportedSet;
 use crate::model::policy::{
     Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout, TooManyRules, Wanted,
 };
@@ -436,6 +439,54 @@ impl World {
             }
         }
         names
+    }
+
+    /// Returns all sets that have rules of policies that `is_reported` names.
+    pub fn reported_sets(&self, is_reported: impl Fn(&str) -> bool) -> Vec<ReportedSet> {
+        let mut sets = Vec::new();
+        for (vpc, rollout) in &self.enforcement.rollouts {
+            let Some(vni) = self.vni(vpc) else { continue };
+            for id in rollout.set_rows() {
+                let rules = rollout.set_content(id).map_or(&[][..], |set| &set.rules);
+                // Rules of one policy follow each other.
+                let mut names: Vec<&Arc<str>> = rules.iter().map(|rule| &rule.policy).collect();
+                names.dedup();
+                let names = names.into_iter().filter(|name| is_reported(name));
+                let policies: BTreeSet<Arc<str>> = names.cloned().collect();
+                if !policies.is_empty() {
+                    sets.push(ReportedSet {
+                        vpc: vpc.clone(),
+                        vni,
+                        id,
+                        policies,
+                    });
+                }
+            }
+        }
+        sets
+    }
+
+    /// Returns which of the policies of a set deny a packet that the set denies by the rule of a rank, or by none, and
+    /// whether the set is of egress. None: the set is gone.
+    pub fn denying(&self, set: &ReportedSet, rank: u32) -> Option<(Vec<Arc<str>>, bool)> {
+        let content = self.enforcement.rollouts.get(&set.vpc)?.set_content(set.id)?;
+        let rule = usize::try_from(rank)
+            .ok()
+            .and_then(|rank| content.rules.get(rank));
+        // Those of NetworkPolicies have a slash.
+        let is_denying = |policy: &&Arc<str>| match rule {
+            Some(rule) => rule.policy == **policy,
+            None => content.is_isolated && policy.contains('/'),
+        };
+        let denying = set.policies.iter().filter(is_denying);
+        Some((denying.cloned().collect(), content.is_egress))
+    }
+
+    /// Returns the pod that has an address in a VPC, as namespace/name.
+    pub fn pod_at(&self, vni: Vni, address: IpAddr) -> Option<String> {
+        let endpoint = self.endpoints.get(self.holder(vni, address)?)?;
+        let pod = Some(&endpoint.pod).filter(|pod| !endpoint.is_host && !pod.name.is_empty())?;
+        Some(format!("{}/{}", pod.namespace, pod.name))
     }
 
     /// Returns the endpoints of a VPC that are not ready yet.

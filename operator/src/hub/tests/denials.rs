@@ -1,0 +1,150 @@
+//! What droplets are asked about denied packets, and what of their reports counts.
+
+use thuban_api::identifiers::Vni;
+use thuban_proto::transit::{Denial, Denials, PolicyKey};
+
+use super::policy::{Droplet, play, set, settle};
+use super::*;
+use crate::model::denial_reports::Gathered;
+
+const POLICY: &str = "red/db";
+/// Where `db` is, which the policy selects, on `a`; and `web`, on `c`.
+const DB: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 2);
+const WEB: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 3);
+/// An address that an endpoint of another VPC has.
+const OTHERS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
+
+/// Returns the questions to a droplet since the last call.
+fn questions(droplet: &mut Droplet) -> Vec<Vec<PolicyKey>> {
+    let mut questions = Vec::new();
+    while let Ok(message) = droplet.stream.try_recv() {
+        if let Some(operator_message::Message::ReportDenials(asked)) = message.message {
+            questions.push(asked.sets);
+        }
+    }
+    questions
+}
+
+/// Looks, and returns the sizes of all questions to `a`, `b` and `c`.
+fn asked(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> [Vec<usize>; 3] {
+    hub.look_at_denials();
+    ["a", "b", "c"].map(|name| {
+        let questions = questions(droplets.get_mut(name).unwrap());
+        questions.iter().map(Vec::len).collect()
+    })
+}
+
+fn denial(key: PolicyKey, source: Ipv4Addr) -> Denial {
+    Denial {
+        vni: key.vni,
+        set: key.id,
+        rank: 9999,
+        packets: 3,
+        source: mapped(source).to_vec(),
+        destination: mapped(DB).to_vec(),
+        protocol: 17,
+        port: 53,
+        age_ms: 0,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn droplets_are_asked_while_a_policy_is_reported() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    set(&hub);
+    settle(&hub, &mut droplets);
+    let none = || [const { Vec::<usize>::new() }; 3];
+    assert_eq!(asked(&hub, &mut droplets), none());
+    hub.set_reported(POLICY, true);
+    assert_eq!(asked(&hub, &mut droplets), [vec![1], vec![], vec![1]]);
+    assert_eq!(asked(&hub, &mut droplets), none(), "nothing is new");
+    let (id, stream) = hub.open("a", &[], &[], Kinds::all());
+    droplets.insert(
+        "a",
+        Droplet {
+            id,
+            stream,
+            sequence: 1,
+        },
+    );
+    assert_eq!(
+        asked(&hub, &mut droplets),
+        [vec![1], vec![], vec![]],
+        "a new stream"
+    );
+    hub.set_reported(POLICY, false);
+    assert_eq!(asked(&hub, &mut droplets), [vec![0], vec![], vec![0]]);
+    assert_eq!(asked(&hub, &mut droplets), none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_droplet_is_heard_of_what_it_was_asked() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    set(&hub);
+    hub.update(|world| {
+        let blue = world::Vpc {
+            vni: Vni::new(VNI.get() + 1).unwrap(),
+            cidrs: vec!["10.0.0.0/16".into()],
+            host_access: false,
+            egress: false,
+            shared: Vec::new(),
+        };
+        world.set_vpc("blue", Some(blue));
+        let network = world::Network {
+            vpc: "blue".into(),
+            id: network_id(2),
+            cidrs: vec!["10.0.0.0/16".into()],
+            private: false,
+            limits: Limits::default(),
+        };
+        world.set_network("blue-web", Some(network));
+        let mut other = endpoint();
+        other.network = "blue-web".into();
+        if let Membership::Member(address) = &mut other.membership {
+            address.address = OTHERS;
+            address.address6 = None;
+        }
+        world.set_endpoint(&("blue".to_owned(), "web".to_owned()), Some(other));
+    });
+    settle(&hub, &mut droplets);
+    hub.set_reported(POLICY, true);
+    hub.look_at_denials();
+    let key = questions(droplets.get_mut("a").unwrap()).remove(0).remove(0);
+    let take = || hub.take_denied(POLICY, || true);
+    let say = |droplet: &str, denials: Vec<Denial>| hub.note_denials(droplet, &Denials { denials });
+
+    say("b", vec![denial(key, WEB)]);
+    let unknown = PolicyKey {
+        id: key.id ^ 1,
+        ..key
+    };
+    say("a", vec![denial(unknown, WEB)]);
+    let short = Denial {
+        source: vec![1, 2, 3],
+        ..denial(key, WEB)
+    };
+    let empty = Denial {
+        destination: vec![],
+        ..denial(key, WEB)
+    };
+    say("a", vec![short, empty]);
+    assert_eq!(take(), None);
+
+    say("a", vec![denial(key, OTHERS), denial(key, WEB)]);
+    let Gathered { packets, last_peers } = take().unwrap();
+    assert_eq!((packets, last_peers.len()), (6, 2));
+    for peer in last_peers {
+        assert_eq!(peer.pod.as_deref(), Some("red/web"));
+        assert_eq!((&*peer.protocol, peer.port), ("UDP", Some(53)));
+        let is_known = peer.address == WEB.to_string();
+        assert_eq!(
+            peer.peer_pod.is_some(),
+            is_known,
+            "no name of another VPC: {peer:?}"
+        );
+    }
+
+    tokio::time::advance(Duration::from_mins(1)).await;
+    say("a", vec![denial(key, WEB); 2000]);
+    assert_eq!(take().unwrap().packets, 3 * 1024, "a report has a bound");
+}

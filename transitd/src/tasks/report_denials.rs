@@ -1,0 +1,202 @@
+//! Reports to the operator what network policies deny, of the sets that it has asked about.
+//!
+//! Observes only: the programs count. While the operator asks about nothing, nothing is read and nothing is sent.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use thuban_common::policy::{DenialKey, DenialRecord, in_vpc};
+use thuban_proto::transit::{Denial, Denials, droplet_message::Message};
+use tokio::time::MissedTickBehavior;
+use tracing::warn;
+
+use crate::boot;
+use crate::dataplane::denials;
+use crate::node::Node;
+use crate::words::ports;
+
+/// The most denials of one report.
+const MAX_DENIALS: usize = 1024;
+
+/// The counts that the operator knows, or that are of before it asked; none: it has not asked.
+#[derive(Debug, Default)]
+struct Meter(Option<HashMap<DenialKey, u64>>);
+
+impl Meter {
+    /// Returns what sets deny that the operator has asked about, since the last look: the latest first. What is too much
+    /// for one report comes with the next one. The first look returns nothing. `records`: all, the oldest first. `now`:
+    /// by the programs' clock.
+    fn look(&mut self, records: &[DenialRecord], asked: &HashSet<u64>, now: Duration) -> Vec<Denial> {
+        let last = self.0.take();
+        let mut counted = HashMap::with_capacity(records.len());
+        let mut denials = Vec::new();
+        for DenialRecord { key, entry } in records.iter().rev() {
+            let before = last.as_ref().map_or(entry.packets, |last| {
+                // The count is lower than before: the entry went and came back between two looks.
+                let before = last.get(key).filter(|before| **before <= entry.packets);
+                before.copied().unwrap_or_default()
+            });
+            let is_told = entry.packets > before && asked.contains(&key.set);
+            if is_told && denials.len() == MAX_DENIALS {
+                counted.insert(*key, before);
+                continue;
+            }
+            counted.insert(*key, entry.packets);
+            if !is_told {
+                continue;
+            }
+            let (vni, set) = in_vpc(key.set);
+            let [_, port] = ports(entry.protocol, entry.ports).map(u16::from_be);
+            let age = now.saturating_sub(Duration::from_nanos(entry.time));
+            denials.push(Denial {
+                vni,
+                set,
+                rank: key.rank.into(),
+                packets: entry.packets - before,
+                source: entry.source.to_vec(),
+                destination: entry.destination.to_vec(),
+                protocol: entry.protocol.into(),
+                port: port.into(),
+                age_ms: age.as_millis() as u64,
+            });
+        }
+        self.0 = Some(counted);
+        denials
+    }
+
+    const fn has_looked(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+/// Runs until the daemon ends.
+pub async fn run(node: Arc<Node>) {
+    let mut interval = tokio::time::interval(Duration::from_secs(node.settings.denial_interval));
+    interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut meter = Meter::default();
+    loop {
+        tokio::select! {
+            _ = interval.tick() => report(&node, &mut meter),
+            () = node.asked.notified() => if !meter.has_looked() {
+                // What was denied before isn't told.
+                interval.reset();
+                report(&node, &mut meter);
+            },
+        }
+    }
+}
+
+/// Reports what was denied since the last look, if the operator asks. Without a stream it waits.
+fn report(node: &Node, meter: &mut Meter) {
+    let state = node.state();
+    let Some(asked) = &state.reported_sets else {
+        return;
+    };
+    if asked.is_empty() {
+        *meter = Meter::default();
+        return;
+    }
+    let records = match denials::read(&node.settings.pins.maps()) {
+        Ok(records) => records,
+        Err(error) => {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "what network policies deny could not be read"
+            );
+            return;
+        }
+    };
+    let denials = meter.look(&records, asked, boot::monotonic());
+    if !denials.is_empty() {
+        state.send(Message::Denials(Denials { denials }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use thuban_common::packet::ipv4::{ICMP, TCP, mapped};
+    use thuban_common::policy::{DenialEntry, of_vpc};
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(9);
+
+    fn record(set: u32, interface: u32, packets: u64) -> DenialRecord {
+        DenialRecord {
+            key: DenialKey {
+                set: of_vpc(7, set),
+                interface,
+                rank: 3,
+                flags: 0,
+            },
+            entry: DenialEntry {
+                packets,
+                time: 8_500_000_000,
+                source: mapped([10, 0, 1, 5]),
+                destination: mapped([10, 0, 1, 6]),
+                ports: [40_000_u16.to_be(), 80_u16.to_be()],
+                protocol: TCP,
+                ..DenialEntry::default()
+            },
+        }
+    }
+
+    fn asked() -> HashSet<u64> {
+        [of_vpc(7, 1)].into()
+    }
+
+    fn look(meter: &mut Meter, records: &[DenialRecord]) -> Vec<u64> {
+        let denials = meter.look(records, &asked(), NOW);
+        denials.iter().map(|denial| denial.packets).collect()
+    }
+
+    #[test]
+    fn what_is_denied_after_the_question_is_reported_once() {
+        let mut meter = Meter::default();
+        assert!(look(&mut meter, &[record(1, 5, 100)]).is_empty(), "of before");
+        assert!(look(&mut meter, &[record(1, 5, 100)]).is_empty());
+        assert_eq!(look(&mut meter, &[record(1, 5, 103), record(1, 6, 2)]), [2, 3]);
+        assert!(
+            look(&mut meter, &[record(1, 5, 103), record(2, 5, 9)]).is_empty(),
+            "not asked"
+        );
+        assert_eq!(look(&mut meter, &[record(1, 5, 1)]), [1], "the entry came again");
+    }
+
+    #[test]
+    fn a_report_shows_one_of_the_packets() {
+        let mut meter = Meter::default();
+        meter.look(&[], &asked(), NOW);
+        let mut echo = record(1, 6, 1);
+        echo.entry.protocol = ICMP;
+        let denials = meter.look(&[echo, record(1, 5, 4)], &asked(), NOW);
+        let expected = Denial {
+            vni: 7,
+            set: 1,
+            rank: 3,
+            packets: 4,
+            source: mapped([10, 0, 1, 5]).to_vec(),
+            destination: mapped([10, 0, 1, 6]).to_vec(),
+            protocol: 6,
+            port: 80,
+            age_ms: 500,
+        };
+        assert_eq!(denials[0], expected);
+        assert_eq!(
+            (denials[1].protocol, denials[1].port),
+            (1, 0),
+            "an identifier is no port"
+        );
+    }
+
+    #[test]
+    fn too_much_for_one_report_comes_with_the_next_one() {
+        let mut meter = Meter::default();
+        meter.look(&[], &asked(), NOW);
+        let records: Vec<_> = (0..1500).map(|interface| record(1, interface, 2)).collect();
+        assert_eq!(look(&mut meter, &records).len(), MAX_DENIALS);
+        assert_eq!(look(&mut meter, &records), [2; 1500 - MAX_DENIALS]);
+        assert!(look(&mut meter, &records).is_empty());
+    }
+}
