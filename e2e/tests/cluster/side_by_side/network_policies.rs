@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
+use thuban_api::REPORT_DENIED_ANNOTATION;
 use thuban_cluster::Cluster;
 
 use crate::support::{NOT_REACHED, Pod, REACHED, apply, delete, netexec_manifest, running};
@@ -13,6 +14,8 @@ use crate::tenants::tenants;
 
 const TWINS: [&str; 2] = ["cedar", "birch"];
 const SOON: Duration = Duration::from_secs(30);
+/// Nodes report once a minute.
+const TOLD: Duration = Duration::from_mins(3);
 
 /// Pods of a twin: name, role, node.
 const PODS: [(&str, &str, &str); 4] = [
@@ -88,6 +91,37 @@ fn assert_reach(twin: &Twin, denied: &[(&str, &str)]) {
     }
 }
 
+/// Asserts that the PolicyState of `server` says that the stranger was denied, that no other policy's says anything, and
+/// that it says nothing any more when its author no longer asks.
+fn assert_told(cluster: &Cluster) {
+    let denied = |name: &str| -> Result<Value> {
+        let state = format!("policystates.thuban.dev/{name}");
+        let state = cluster.kubectl(&["get", "-n", TWINS[0], &state, "-o", "json"])?;
+        Ok(serde_json::from_str::<Value>(&state)?["status"]["denied"].take())
+    };
+    cluster
+        .wait_for("the stranger in the PolicyState", TOLD, || {
+            let denied = denied("server")?;
+            let peers = denied["lastPeers"].as_array();
+            let is_stranger = |peer: &Value| {
+                peer["peerPod"] == "cedar/stranger"
+                    && peer["pod"] == "cedar/server"
+                    && peer["direction"] == "Ingress"
+            };
+            Ok(denied["packets"].as_u64() > Some(0)
+                && peers.is_some_and(|peers| peers.iter().any(is_stranger)))
+        })
+        .unwrap();
+    assert_eq!(denied("stranger").unwrap(), Value::Null, "nobody has asked");
+    let annotation = format!("{REPORT_DENIED_ANNOTATION}-");
+    cluster
+        .kubectl(&["annotate", "networkpolicy", "-n", TWINS[0], "server", &annotation])
+        .unwrap();
+    cluster
+        .wait_for("the end of it", SOON, || Ok(denied("server")?.is_null()))
+        .unwrap();
+}
+
 #[test]
 fn policies_allow_and_deny_in_their_own_vpc_alone() {
     let cluster = &tenants().cluster;
@@ -104,7 +138,9 @@ fn policies_allow_and_deny_in_their_own_vpc_alone() {
             "ports": [{"port": 8080, "protocol": "TCP"}],
         }],
     });
-    apply(cluster, &[policy("server", &server)]).unwrap();
+    let mut server = policy("server", &server);
+    server["metadata"]["annotations"] = json!({REPORT_DENIED_ANNOTATION: "true"});
+    apply(cluster, &[server]).unwrap();
     wait_in_force(cluster, "server").unwrap();
     assert_reach(&cedar, &[("stranger", "server")]);
     assert!(
@@ -150,6 +186,8 @@ fn policies_allow_and_deny_in_their_own_vpc_alone() {
             Ok(!cedar.reaches("stranger", "server", NOT_REACHED))
         })
         .unwrap();
+
+    assert_told(cluster);
 
     // Without policies all is as before.
     delete(cluster, &["networkpolicy", "-n", TWINS[0], "server", "stranger"]).unwrap();
