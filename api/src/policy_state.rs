@@ -51,8 +51,8 @@ pub struct PolicyStateStatus {
     /// The latest `metadata.generation` of the NetworkPolicy that the operator has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// The packets that the policy denied, while its annotation `thuban.dev/report-denied` is `true`. Nodes report about
-    /// once a minute.
+    /// The packets that the policy denied, while its annotation `thuban.dev/report-denied` is `true`. Nodes report
+    /// about once a minute.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub denied: Option<Denied>,
 }

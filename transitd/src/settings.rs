@@ -208,8 +208,13 @@ pub struct RunSettings {
     #[arg(long, env = "THUBAN_LOAD_INTERVAL", default_value_t = 10)]
     pub load_interval: u64,
     /// Time in seconds between two reports to the operator of what network policies deny, of those that are to be
-    /// reported.
-    #[arg(long, env = "THUBAN_DENIAL_INTERVAL", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    /// reported, 1 to 3600.
+    #[arg(
+        long,
+        env = "THUBAN_DENIAL_INTERVAL",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=3600)
+    )]
     pub denial_interval: u64,
     /// TCP port of the metrics. 0 turns them off.
     #[arg(long, env = "THUBAN_TRANSITD_METRICS_PORT", default_value_t = 0)]

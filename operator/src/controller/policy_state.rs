@@ -1,9 +1,10 @@
 //! PolicyState: tells the author of a NetworkPolicy how far it is enforced, and what it denies. ClusterNetworkPolicies
-//! have conditions of their own that say the same. They have a PolicyState only while their denied packets are reported.
+//! have conditions of their own that say the same. They have a PolicyState only while their denied packets are
+//! reported.
 //!
-//! Invariant: a status is written when a condition changes, not for each pod or droplet. What a policy denies is written
-//! once a minute at most. A policy that was Provisioned stays so until it changes, or until a droplet has no room for its
-//! rules.
+//! Invariant: a status is written when a condition changes, not for each pod or droplet. What a policy denies is
+//! written once a minute at most. A policy that was Provisioned stays so until it changes, or until a droplet has no
+//! room for its rules.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -24,9 +24,9 @@ const MAX_DENIALS: usize = 1024;
 struct Meter(Option<HashMap<DenialKey, u64>>);
 
 impl Meter {
-    /// Returns what sets deny that the operator has asked about, since the last look: the latest first. What is too much
-    /// for one report comes with the next one. The first look returns nothing. `records`: all, the oldest first. `now`:
-    /// by the programs' clock.
+    /// Returns what was denied since the last look by sets that the operator has asked about, the latest first. What is
+    /// too much for one report comes with the next one. The first look returns nothing. `records`: all, the oldest
+    /// first. `now`: by the programs' clock.
     fn look(&mut self, records: &[DenialRecord], asked: &HashSet<u64>, now: Duration) -> Vec<Denial> {
         let last = self.0.take();
         let mut counted = HashMap::with_capacity(records.len());

@@ -91,8 +91,8 @@ fn assert_reach(twin: &Twin, denied: &[(&str, &str)]) {
     }
 }
 
-/// Asserts that the PolicyState of `server` says that the stranger was denied, that no other policy's says anything, and
-/// that it says nothing any more when its author no longer asks.
+/// Asserts that the PolicyState of `server` says that the stranger was denied, and no more when its author no longer
+/// asks. That of the other policy says nothing.
 fn assert_told(cluster: &Cluster) {
     let denied = |name: &str| -> Result<Value> {
         let state = format!("policystates.thuban.dev/{name}");
