@@ -1,11 +1,15 @@
 //! What droplets are asked about denied packets, and what of their reports counts.
 
+use std::sync::Arc;
+
+use serde_json::json;
 use thuban_api::identifiers::Vni;
 use thuban_proto::transit::{Denial, Denials, PolicyKey};
 
 use super::policy::{Droplet, play, set, settle};
 use super::*;
 use crate::model::denial_reports::Gathered;
+use crate::model::policy::Profile;
 
 const POLICY: &str = "red/db";
 /// Where `db` is, which the policy selects, on `a`; and `web`, on `c`.
@@ -100,15 +104,21 @@ async fn a_droplet_is_heard_of_what_it_was_asked() {
         world.set_network("blue-web", Some(network));
         let mut other = endpoint();
         other.network = "blue-web".into();
+        other.droplet = "b".into();
+        other.profile = Some(Arc::new(Profile::default()));
         if let Membership::Member(address) = &mut other.membership {
             address.address = OTHERS;
             address.address6 = None;
         }
         world.set_endpoint(&("blue".to_owned(), "web".to_owned()), Some(other));
+        let all = serde_json::from_value(json!({"podSelector": {}})).unwrap();
+        world.set_network_policy("blue", "all", 0, Some(&all)).unwrap();
     });
     settle(&hub, &mut droplets);
     hub.set_reported(POLICY, true);
+    hub.set_reported("blue/all", true);
     hub.look_at_denials();
+    assert!(!questions(droplets.get_mut("b").unwrap()).is_empty());
     let key = questions(droplets.get_mut("a").unwrap()).remove(0).remove(0);
     let take = || hub.take_denied(POLICY, || true);
     let say = |droplet: &str, denials: Vec<Denial>| hub.note_denials(droplet, &Denials { denials });
