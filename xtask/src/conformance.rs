@@ -1,10 +1,11 @@
-//! `cargo xtask conformance`: Kubernetes' own end-to-end tests of the network, on a cluster with Thuban and CoreDNS and
-//! without kube-proxy.
+//! `cargo xtask conformance`: Kubernetes' own end-to-end tests of the network, and others' tests of policies, on a
+//! cluster with Thuban and CoreDNS and without kube-proxy.
 //!
 //! A test that needs something that this cluster can't have is *not runnable*, or is left out with a reason; no test is
 //! left out silently.
 
 mod cluster_policies;
+mod cyclonus;
 mod left_out;
 mod pods;
 mod report;
@@ -35,6 +36,10 @@ pub enum Suite {
     Netpol,
     /// Tests of ClusterNetworkPolicies, by network-policy-api
     Cnp,
+    /// Cyclonus's cases of NetworkPolicies
+    Cyclonus,
+    /// The same in a VPC of their own, with another VPC of the same addresses beside it
+    CyclonusVpc,
 }
 
 #[derive(clap::Args)]
@@ -63,7 +68,7 @@ impl Suite {
             Self::Conformance => "Conformance && sig-network",
             Self::Network => "sig-network",
             Self::Netpol => "Feature:NetworkPolicy",
-            Self::Cnp => "",
+            Self::Cnp | Self::Cyclonus | Self::CyclonusVpc => "",
         }
     }
 
@@ -72,7 +77,7 @@ impl Suite {
         match self {
             Self::Conformance => "55m",
             Self::Network => "150m",
-            Self::Netpol | Self::Cnp => "120m",
+            Self::Netpol | Self::Cnp | Self::Cyclonus | Self::CyclonusVpc => "120m",
         }
     }
 
@@ -83,6 +88,8 @@ impl Suite {
             Self::Network => "network.json",
             Self::Netpol => "netpol.json",
             Self::Cnp => "cnp.json",
+            Self::Cyclonus => "cyclonus.json",
+            Self::CyclonusVpc => "cyclonus-vpc.json",
         }
     }
 }
@@ -93,9 +100,19 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
         bail!("a cluster needs root");
     }
     build::run()?;
-    deps::ensure_more(&deps::POD_PACKAGES)?;
-    let tools = step("Kubernetes' tests", suite::tools)?;
-    let images = step("images of the tests' pods", || pods::images(&tools))?;
+    let (tools, images) = match arguments.suite {
+        Suite::Cyclonus | Suite::CyclonusVpc => {
+            let tools = step("cyclonus", cyclonus::tools)?;
+            let image = cyclonus::image(&tools)?;
+            (tools, vec![image])
+        }
+        _ => {
+            deps::ensure_more(&deps::POD_PACKAGES)?;
+            let tools = step("Kubernetes' tests", suite::tools)?;
+            let images = step("images of the tests' pods", || pods::images(&tools))?;
+            (tools, images)
+        }
+    };
     step("cluster of three nodes, with CoreDNS", || {
         cluster::up_with_dns(NAME)
     })?;
@@ -151,6 +168,7 @@ fn on_cluster(
     let focus = &arguments.focus;
     step("tests", || match arguments.suite {
         Suite::Cnp => cluster_policies::run(&cluster, focus, Suite::Cnp.timeout()),
+        Suite::Cyclonus | Suite::CyclonusVpc => cyclonus::run(tools, &cluster, arguments.suite, focus),
         suite => suite::run(tools, &cluster, suite, focus, arguments.procs),
     })
 }

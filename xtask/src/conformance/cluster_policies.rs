@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use thuban_cluster::Cluster;
 
 use super::{
+    left_out::NEEDS_SCTP,
     report::{Outcome, State},
     suite,
 };
@@ -26,8 +27,8 @@ const TOOLS: GoTools = GoTools {
 
 /// What an attempt by SCTP says on a kernel without SCTP sockets.
 const NO_SCTP: &str = "OTHER: protocol not supported";
-/// The tests that need SCTP sockets alone, and the reason for which they are left out.
-const SCTP: (&str, &str) = ("SCTP", "needs a kernel with SCTP sockets");
+/// What names of tests have that need SCTP sockets alone.
+const SCTP: &str = "SCTP";
 
 /// Has policy judge the packets of all pods, and accept them.
 pub fn judge_all(cluster: &Cluster) -> Result<()> {
@@ -48,7 +49,7 @@ pub fn run(cluster: &Cluster, focus: &str, timeout: &str) -> Result<Vec<Outcome>
         .env("KUBECONFIG", cluster.instance().kubeconfig())
         .args(["-test.v", "-test.timeout", timeout, "-all-features"])
         .arg(format!("-test.run=^TestConformance$/{focus}"))
-        .arg(format!("-test.skip=^TestConformance$/{}", SCTP.0));
+        .arg(format!("-test.skip=^TestConformance$/{SCTP}"));
     let mut results = Results::default();
     let status = suite::watch(&mut tests, &log, |line| {
         let (result, name) = results.take(line)?;
@@ -62,9 +63,9 @@ pub fn run(cluster: &Cluster, focus: &str, timeout: &str) -> Result<Vec<Outcome>
         bail!("the tests ended with {status}; see {}", log.display());
     }
     outcomes.push(Outcome {
-        name: format!("tests whose name has {}", SCTP.0),
+        name: format!("tests whose name has {SCTP}"),
         state: State::LeftOut,
-        why: SCTP.1.into(),
+        why: NEEDS_SCTP.into(),
     });
     Ok(outcomes)
 }
@@ -138,7 +139,7 @@ impl Results {
             .map(|(name, state)| {
                 let (state, why) = match (state, self.complaints.get(name)) {
                     (State::Passed, _) => (State::Passed, ""),
-                    (State::Failed, Some(why)) if why.contains(NO_SCTP) => (State::NotRunnable, SCTP.1),
+                    (State::Failed, Some(why)) if why.contains(NO_SCTP) => (State::NotRunnable, NEEDS_SCTP),
                     (state, why) => (*state, why.map_or("", |why| why)),
                 };
                 Outcome {
@@ -198,7 +199,7 @@ mod tests {
                 "apply.go:2: Expected connection to be dropped",
             ),
             outcome("second", State::Passed, ""),
-            outcome("third", State::NotRunnable, SCTP.1),
+            outcome("third", State::NotRunnable, NEEDS_SCTP),
         ];
         assert_eq!(results.outcomes(), expected);
     }

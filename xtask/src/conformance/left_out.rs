@@ -1,6 +1,18 @@
-//! Tests of Kubernetes that this cluster is not made for.
+//! Tests that this cluster is not made for.
 
 use super::Suite;
+
+/// What tests by SCTP need.
+pub const NEEDS_SCTP: &str = "needs a kernel with SCTP sockets";
+
+/// Parts of all of cyclonus's cases, and why they are left out.
+pub const CYCLONUS: [(&str, &str); 2] = [
+    ("probes by SCTP", NEEDS_SCTP),
+    (
+        "probes from a pod to itself",
+        "a pod always reaches itself, and cyclonus judges it as any peer",
+    ),
+];
 
 /// A label of tests, and what they need that is not here.
 const LABELS: [(&str, &str); 12] = [
@@ -24,7 +36,7 @@ const LABELS: [(&str, &str); 12] = [
         "Feature:PerformanceDNS",
         "makes as many Services as the cluster has addresses: hours of load",
     ),
-    ("Feature:SCTPConnectivity", "needs a kernel with SCTP sockets"),
+    ("Feature:SCTPConnectivity", NEEDS_SCTP),
 ];
 
 /// The label of tests of policies, which are a suite of their own.
