@@ -91,6 +91,9 @@ async fn a_droplet_is_heard_of_what_it_was_asked() {
             cidrs: vec!["10.0.0.0/16".into()],
             host_access: false,
             egress: false,
+            reject: false,
+            egress_rate: None,
+            dscp: None,
             shared: Vec::new(),
         };
         world.set_vpc("blue", Some(blue));
