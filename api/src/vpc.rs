@@ -91,8 +91,9 @@ pub struct VpcSpec {
     )]
     pub dscp: Option<IntOrString>,
     /// What becomes of packets that a network policy denies: `Drop` or `Reject`.
-    /// With `Reject` the sender hears so at once, by a TCP reset or an ICMP error, at most 100 times a second for a rule
-    /// and a pod. With `Drop` it hears nothing, as in a network without a host at the address.
+    /// With `Reject` the sender hears so at once, by a TCP reset or an ICMP error.
+    /// At most 100 packets a second are answered for a rule and a pod.
+    /// With `Drop` it hears nothing, as in a network without a host at the address.
     /// Default: `Drop`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub denied_traffic: Option<DeniedTraffic>,

@@ -9,7 +9,8 @@ use thuban_common::{
 
 use crate::frame::{Exit, Frame};
 
-/// `class` is DSCP and ECN of the outer header. The inner Ethernet header bears the sender's stamp. The delivering droplet writes the MACs.
+/// `class` is DSCP and ECN of the outer header. The inner Ethernet header bears the sender's stamp. The delivering
+/// droplet writes the MACs.
 #[inline(always)]
 pub fn encapsulate<F: Frame>(
     frame: &mut F,

@@ -3,8 +3,8 @@
 //! Roles are generic over [`frame::Frame`], so both hooks run the same code. Invariant: a program either takes a
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Only
 //! user space writes tables. Programs write only counters, misses, the `used` mark, path MTUs that routers report,
-//! clients' connections to services and their fragments, flows that policy let in, what policy denied, the times of
-//! probed droplets' answers, and traces.
+//! clients' connections to services and their fragments, flows that policy let in, what policy denied, what meters
+//! let through, the times of probed droplets' answers, and traces.
 //!
 //! The verifier follows each way to a function anew, except to a *global function* (kernel documentation, "BPF Type
 //! Format": `BTF_FUNC_GLOBAL`), which it checks once, for any arguments of the types that it declares. So what much is

@@ -81,7 +81,8 @@ pub fn by_agent(
     unsafe { bpf_redirect(local.ifindex, INGRESS) as Verdict }
 }
 
-/// Whether a frame is an answer of [`by_agent`]. What is left to the NIC of it is its own checksum, or one in its quote.
+/// Whether a frame is an answer of [`by_agent`]. What is left to the NIC of it is its own checksum, or one in its
+/// quote.
 #[inline(always)]
 pub fn is_rejection<F: Frame>(frame: &mut F, attachment: &AttachmentEntry) -> bool {
     // A process of the node may set marks.

@@ -1,7 +1,8 @@
 //! The pinned maps as typed tables, with a mirror of what they hold.
 //!
 //! Invariant: the mirror equals the maps, except for what programs write: the mark of used direct rows, the counts of
-//! LOADS and what METERS have let through. So only differences are written. Must not decide what rows there should be: `program` does.
+//! LOADS and what METERS have let through. So only differences are written. Must not decide what rows there should be:
+//! `program` does.
 
 use std::collections::HashMap;
 use std::path::Path;

@@ -162,7 +162,8 @@ impl State {
     }
 }
 
-/// The rate that a pod's meter allows: a twentieth more than the queue at the pod's end, of which nothing is to be lost.
+/// Returns the rate that a pod's meter allows: a twentieth more than the queue at the pod's end, of which nothing is to
+/// be lost.
 fn metered_at(rate: ByteRate) -> u64 {
     rate.get().saturating_add(rate.get() / 20)
 }

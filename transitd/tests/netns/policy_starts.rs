@@ -70,8 +70,8 @@ fn received(namespace: &str) -> u64 {
     counts.map(|(_, count)| count.parse::<u64>().unwrap()).sum()
 }
 
-/// Starts a pod with these sets while both sides send. Returns what the pod and the neighbour have received. `is_early`:
-/// ADD comes before the pod's row.
+/// Starts a pod with these sets while both sides send. Returns what the pod and the neighbour have received.
+/// `is_early`: ADD comes before the pod's row.
 fn start(rig: &mut Rig, name: &str, sets: [u32; 2], is_early: bool) -> [u64; 2] {
     let netns = rig.pod_namespace(name);
     let own = format!("{}-{name}", rig.name);

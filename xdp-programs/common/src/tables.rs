@@ -450,8 +450,8 @@ pub const LOCAL_HAS_POLICY: u16 = 4;
 /// [`LocalEntry::flags`]: what the endpoint receives is limited. The limit is at the host's end of the veth, so frames
 /// go out by that end. The flags have no [`LOCAL_TAKES_XDP`] then.
 pub const LOCAL_SHAPED: u16 = 8;
-/// [`LocalEntry::flags`]: who is denied by policy hears so, see [`ATTACHMENT_REJECTS`]. tc does it: programs at XDP leave
-/// it what policy judges.
+/// [`LocalEntry::flags`]: who is denied by policy hears so, see [`ATTACHMENT_REJECTS`]. tc does it: programs at XDP
+/// leave it what policy judges.
 pub const LOCAL_REJECTS: u16 = 16;
 /// [`AttachmentEntry::flags`]: the endpoint is the node itself, as with [`LOCAL_HOST`].
 pub const ATTACHMENT_HOST: u8 = 1;

@@ -1,5 +1,5 @@
-//! ICMP messages that programs write: "too big", "port unreachable" and "prohibited" to a pod (RFC 792, RFC 1191, RFC 4443), and
-//! messages of routers on the underlay about the tunnel's path.
+//! ICMP messages that programs write: "too big", "port unreachable" and "prohibited" to a pod (RFC 792, RFC 1191, RFC
+//! 4443), and messages of routers on the underlay about the tunnel's path.
 
 use super::{
     Header, checksum,
