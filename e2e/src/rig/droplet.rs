@@ -162,6 +162,27 @@ impl Droplet {
     }
 
     /// Makes a pod with its veth, the agent at it, and the droplet's own rows for it.
+    /// Changes the rows of a pod. `flags`: of its local rows.
+    pub fn change_rows(
+        &mut self,
+        pod: &Pod,
+        flags: u16,
+        change: impl FnOnce(&mut AttachmentEntry),
+    ) -> Result<()> {
+        let programs = &mut self.programs;
+        let mut attachment: AttachmentEntry = programs.get("ATTACHMENTS", &pod.interface)?;
+        change(&mut attachment);
+        programs.insert("ATTACHMENTS", pod.interface, attachment)?;
+        let local = LocalEntry {
+            vni: pod.vni,
+            ifindex: pod.interface,
+            mac: pod.mac,
+            flags,
+        };
+        programs.set_local(key(pod.vni, pod.address), local)?;
+        programs.set_local(key(pod.vni, pod.address6), local)
+    }
+
     pub fn add_pod(&mut self, vni: u32, network: u32, address: Ipv4Addr) -> Result<Pod> {
         self.pods += 1;
         let [_, _, _, number] = self.address.octets();

@@ -2,14 +2,11 @@
 //! delivery. All others go round that queue.
 
 use anyhow::{Context, Result, ensure};
-use thuban_common::tables::{ATTACHMENT_SHAPED, AttachmentEntry, LOCAL_SHAPED, LocalEntry};
-use thuban_e2e::{
-    programs::key,
-    rig::{
-        droplet::{Droplet, Pod},
-        topology::Topology,
-        traffic::transfer,
-    },
+use thuban_common::tables::{ATTACHMENT_SHAPED, LOCAL_SHAPED};
+use thuban_e2e::rig::{
+    droplet::{Droplet, Pod},
+    topology::Topology,
+    traffic::transfer,
 };
 
 use crate::{each, run};
@@ -35,22 +32,6 @@ fn queued(droplet: &Droplet, pod: &Pod) -> Result<usize> {
     Ok(bytes.context("no number")?.parse()?)
 }
 
-/// Makes the pod's rows those of a limited endpoint.
-fn limit(droplet: &mut Droplet, pod: &Pod) -> Result<()> {
-    let programs = &mut droplet.programs;
-    let mut attachment: AttachmentEntry = programs.get("ATTACHMENTS", &pod.interface)?;
-    attachment.flags = ATTACHMENT_SHAPED;
-    programs.insert("ATTACHMENTS", pod.interface, attachment)?;
-    let entry = LocalEntry {
-        vni: pod.vni,
-        ifindex: pod.interface,
-        mac: pod.mac,
-        flags: LOCAL_SHAPED,
-    };
-    programs.set_local(key(pod.vni, pod.address), entry)?;
-    programs.set_local(key(pod.vni, pod.address6), entry)
-}
-
 /// Sends to a pod of the first droplet and to a pod of the second, with a limit and without.
 fn passes_the_queue(topology: &mut Topology) -> Result<()> {
     let Topology {
@@ -74,7 +55,9 @@ fn passes_the_queue(topology: &mut Topology) -> Result<()> {
             before < BYTES / 10,
             "{way}: {before} bytes queued without a limit"
         );
-        limit(droplet, pod)?;
+        droplet.change_rows(pod, LOCAL_SHAPED, |attachment| {
+            attachment.flags = ATTACHMENT_SHAPED;
+        })?;
         send().with_context(|| format!("{way}, limited"))?;
         let with_limit = queued(droplet, pod)? - before;
         ensure!(with_limit > 2 * BYTES, "{way}: {with_limit} bytes queued");

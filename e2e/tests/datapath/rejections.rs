@@ -6,39 +6,16 @@ use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use thuban_common::tables::{
-    ATTACHMENT_REJECTS, AttachmentEntry, LOCAL_HAS_POLICY, LOCAL_REJECTS, LocalEntry,
-};
-use thuban_e2e::{
-    programs::key,
-    rig::{
-        droplet::{Droplet, Pod},
-        topology::Topology,
-    },
-};
+use nix::sys::socket::{setsockopt, sockopt::Mark};
+use thuban_common::host_stack::MARK_REJECTION;
+use thuban_common::tables::{ATTACHMENT_REJECTS, LOCAL_HAS_POLICY, LOCAL_REJECTS};
+use thuban_e2e::rig::topology::Topology;
 
 use crate::each;
 
 /// A set that no droplet knows: it denies everything.
 const UNKNOWN: u32 = 0x99;
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Makes the rows of an endpoint those of a VPC that rejects, with ingress policies that deny everything.
-fn isolate(droplet: &mut Droplet, pod: &Pod) -> Result<()> {
-    let programs = &mut droplet.programs;
-    let mut attachment: AttachmentEntry = programs.get("ATTACHMENTS", &pod.interface)?;
-    attachment.flags = ATTACHMENT_REJECTS;
-    attachment.ingress_set = UNKNOWN;
-    programs.insert("ATTACHMENTS", pod.interface, attachment)?;
-    let entry = LocalEntry {
-        vni: pod.vni,
-        ifindex: pod.interface,
-        mac: pod.mac,
-        flags: LOCAL_HAS_POLICY | LOCAL_REJECTS,
-    };
-    programs.set_local(key(pod.vni, pod.address), entry)?;
-    programs.set_local(key(pod.vni, pod.address6), entry)
-}
 
 /// Returns how long a connection and a datagram waited for their refusal.
 fn refused(to: IpAddr) -> Result<[Duration; 2]> {
@@ -78,7 +55,11 @@ fn are_refused_at_once(topology: &mut Topology) -> Result<()> {
         ..
     } = topology;
     for (droplet, pod) in [(0, &*first), (0, &*neighbour), (1, &*second)] {
-        isolate(&mut rig.droplets[droplet], pod)?;
+        let flags = LOCAL_HAS_POLICY | LOCAL_REJECTS;
+        rig.droplets[droplet].change_rows(pod, flags, |attachment| {
+            attachment.flags = ATTACHMENT_REJECTS;
+            attachment.ingress_set = UNKNOWN;
+        })?;
     }
     for (pod, way) in [(&*neighbour, "same droplet"), (&*second, "another droplet")] {
         for to in [IpAddr::V4(pod.address), IpAddr::V6(pod.address6)] {
@@ -86,6 +67,18 @@ fn are_refused_at_once(topology: &mut Topology) -> Result<()> {
             ensure!(took.iter().all(|took| *took < PATIENCE / 2), "{way}: {took:?}");
         }
     }
+    // A mark that a pod sets for itself is gone before its agent sees the packet.
+    let receiving = first
+        .namespace
+        .run(|| Ok(UdpSocket::bind((first.address, 90))?))?;
+    receiving.set_read_timeout(Some(Duration::from_millis(500)))?;
+    second.namespace.run(|| {
+        let socket = UdpSocket::bind((second.address, 0))?;
+        setsockopt(&socket, Mark, &MARK_REJECTION)?;
+        socket.send_to(b"!", (first.address, 90))?;
+        Ok(())
+    })?;
+    ensure!(receiving.recv(&mut [0; 8]).is_err(), "a pod vouches for itself");
     Ok(())
 }
 

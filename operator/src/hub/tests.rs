@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::Endpoint;
-use thuban_api::identifiers::{MacAddr, mapped};
+use thuban_api::identifiers::{MacAddr, Vni, mapped};
 use thuban_proto::transit::{Attachment, Load, NackReason, Program, RoleLoad, operator_message, row};
 use thuban_rows::builders::{VNI, network_id};
 use thuban_rows::{Kind, Kinds};
@@ -33,6 +33,20 @@ const V6: IpAddr = IpAddr::V6(ADDRESS6);
 
 fn name() -> EndpointName {
     ("red".to_owned(), "web-1".to_owned())
+}
+
+/// Returns a VPC with 10.0.0.0/16 and nothing else.
+fn vpc(vni: Vni) -> world::Vpc {
+    world::Vpc {
+        vni,
+        cidrs: vec!["10.0.0.0/16".into()],
+        host_access: false,
+        egress: false,
+        reject: false,
+        egress_rate: None,
+        dscp: None,
+        shared: Vec::new(),
+    }
 }
 
 /// Makes a hub with three droplets: `a` divides, `b` bounces, `c` holds the endpoint.
@@ -59,19 +73,7 @@ fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
             world.set_droplet(droplet, Some(Ipv4Addr::new(172, 16, 0, number as u8)));
         }
         let cidrs = vec!["10.0.0.0/16".to_owned()];
-        world.set_vpc(
-            "red",
-            Some(world::Vpc {
-                vni: VNI,
-                cidrs: cidrs.clone(),
-                host_access: false,
-                egress: false,
-                reject: false,
-                egress_rate: None,
-                dscp: None,
-                shared: Vec::new(),
-            }),
-        );
+        world.set_vpc("red", Some(vpc(VNI)));
         world.set_network(
             "web",
             Some(world::Network {

@@ -93,7 +93,7 @@ fn assert_reach(twin: &Twin, denied: &[(&str, &str)]) {
 
 /// Asserts that the PolicyState of `server` says that the stranger was denied, and no more when its author no longer
 /// asks. That of the other policy says nothing.
-fn assert_told(cluster: &Cluster) {
+fn assert_told(cluster: &Cluster, cedar: &Twin) {
     let denied = |name: &str| -> Result<Value> {
         let state = format!("policystates.thuban.dev/{name}");
         let state = cluster.kubectl(&["get", "-n", TWINS[0], &state, "-o", "json"])?;
@@ -101,6 +101,8 @@ fn assert_told(cluster: &Cluster) {
     };
     cluster
         .wait_for("the stranger in the PolicyState", TOLD, || {
+            // What is denied before the droplets are asked isn't told.
+            assert!(!cedar.reaches("stranger", "server", NOT_REACHED));
             let denied = denied("server")?;
             let peers = denied["lastPeers"].as_array();
             let is_stranger = |peer: &Value| {
@@ -187,7 +189,7 @@ fn policies_allow_and_deny_in_their_own_vpc_alone() {
         })
         .unwrap();
 
-    assert_told(cluster);
+    assert_told(cluster, &cedar);
 
     // Without policies all is as before.
     delete(cluster, &["networkpolicy", "-n", TWINS[0], "server", "stranger"]).unwrap();

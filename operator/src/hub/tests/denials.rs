@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use thuban_api::identifiers::Vni;
 use thuban_proto::transit::{Denial, Denials, PolicyKey};
 
 use super::policy::{Droplet, play, set, settle};
@@ -86,17 +85,7 @@ async fn a_droplet_is_heard_of_what_it_was_asked() {
     let (hub, mut droplets) = play(&Kinds::all());
     set(&hub);
     hub.update(|world| {
-        let blue = world::Vpc {
-            vni: Vni::new(VNI.get() + 1).unwrap(),
-            cidrs: vec!["10.0.0.0/16".into()],
-            host_access: false,
-            egress: false,
-            reject: false,
-            egress_rate: None,
-            dscp: None,
-            shared: Vec::new(),
-        };
-        world.set_vpc("blue", Some(blue));
+        world.set_vpc("blue", Some(vpc(Vni::new(VNI.get() + 1).unwrap())));
         let network = world::Network {
             vpc: "blue".into(),
             id: network_id(2),

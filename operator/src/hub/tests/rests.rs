@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
-use thuban_api::identifiers::Vni;
 use thuban_rows::builders::network_id;
 use thuban_rows::{Backend, ExposedPort, Port};
 
@@ -76,17 +75,7 @@ fn two_vpcs() -> Hub {
     let (hub, _) = hub();
     hub.update(|world| {
         let cidrs = vec!["10.0.0.0/16".to_owned()];
-        let vpc = world::Vpc {
-            vni: Vni::new(8).unwrap(),
-            cidrs: cidrs.clone(),
-            host_access: false,
-            egress: false,
-            reject: false,
-            egress_rate: None,
-            dscp: None,
-            shared: Vec::new(),
-        };
-        world.set_vpc("blue", Some(vpc));
+        world.set_vpc("blue", Some(vpc(Vni::new(8).unwrap())));
         let network = world::Network {
             vpc: "blue".into(),
             id: network_id(2),
