@@ -11,7 +11,7 @@ use aya::Pod;
 use aya::maps::lpm_trie::Key as LpmKey;
 use aya::maps::{Array, HashMap as BpfHash, LpmTrie, Map, MapData, MapError, MapInfo, PerCpuHashMap};
 use thiserror::Error;
-use thuban_common::meter::{MeterEntry, MeterKey};
+use thuban_common::meter::{METER_OF_ENDPOINT, MeterEntry, MeterKey};
 use thuban_common::tables::{
     Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
     LocalEntry, NO_DROPLET, OnLinkEntry, RemoteRow, SubnetEntry, SubnetKey, VpcEntry,
@@ -274,6 +274,18 @@ impl Tables {
 }
 
 impl TableKey {
+    /// Returns the interface whose attachment the row is of; none: it is no attachment's.
+    pub const fn interface(&self) -> Option<u32> {
+        match self {
+            Self::Attachment(ifindex)
+            | Self::Meter(MeterKey {
+                kind: METER_OF_ENDPOINT,
+                id: ifindex,
+            }) => Some(*ifindex),
+            _ => None,
+        }
+    }
+
     /// Returns the name in [`NAMES`].
     pub fn table(&self) -> &'static str {
         match self {

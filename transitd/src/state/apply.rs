@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use thuban_common::meter::{METER_OF_ENDPOINT, MeterKey};
 use thuban_proto::transit as proto;
 use thuban_rows::{Direct, InvalidRow, LocalEndpoint, Row, RowKey, Service, proto_key};
 use tracing::{info, warn};
@@ -292,13 +291,11 @@ impl State {
             .held()
             .map(|(key, _)| *key)
             .filter(|key| match key {
-                TableKey::Attachment(ifindex)
-                | TableKey::Meter(MeterKey {
-                    kind: METER_OF_ENDPOINT,
-                    id: ifindex,
-                }) => !self.attachments.values().any(|a| a.host_ifindex == *ifindex),
                 TableKey::Local(key) => !self.attachments.values().any(|a| a.keys().any(|own| own == *key)),
-                other => !self.program.wants(other) && !awaited.contains(other),
+                other => match other.interface() {
+                    Some(ifindex) => !self.attachments.values().any(|a| a.host_ifindex == ifindex),
+                    None => !self.program.wants(other) && !awaited.contains(other),
+                },
             })
             .collect();
         for key in stale {

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use thuban_api::Dscp;
-use thuban_common::meter::{METER_OF_ENDPOINT, MeterKey};
+use thuban_common::meter::MeterKey;
 use thuban_common::tables::{
     ATTACHMENT_HOST, ATTACHMENT_METERED, ATTACHMENT_REJECTS, ATTACHMENT_SHAPED, ATTACHMENT_VPC_METERED,
     AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST, LOCAL_REJECTS, LOCAL_SHAPED, LOCAL_TAKES_XDP,
@@ -204,16 +204,8 @@ fn attachment_entry(attachment: &Attachment, endpoint: &LocalEndpoint, sending: 
 
 fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
     match (key, entry) {
-        (
-            TableKey::Attachment(ifindex)
-            | TableKey::Meter(MeterKey {
-                kind: METER_OF_ENDPOINT,
-                id: ifindex,
-            }),
-            _,
-        ) => Some(*ifindex),
         (TableKey::Local(_), TableEntry::Local(entry)) => Some(entry.ifindex),
-        _ => None,
+        _ => key.interface(),
     }
 }
 
