@@ -7,7 +7,7 @@
 use std::sync::MutexGuard;
 use std::time::Duration;
 
-use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_OVERLAY_TABLE, NFT_TABLE};
+use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_OVERLAY_TABLE, NFT_POLICY_TABLE, NFT_TABLE};
 use thuban_proto::transit as proto;
 use tracing::warn;
 
@@ -41,7 +41,7 @@ impl Node {
 
     /// Makes tables again that are gone, and writes what could not be written before. Blocks.
     pub fn restore_rules(&self) {
-        let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE];
+        let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE, NFT_POLICY_TABLE];
         let nft = self.settings.nft();
         let are_there = tables.map(|table| netfilter::is_there(&nft, table));
         let gone = || tables.iter().zip(are_there).filter(|(_, is_there)| !is_there);
@@ -49,7 +49,7 @@ impl Node {
             warn!(table, "a table of nftables is gone, it is made again");
         }
         let mut netfilter = self.netfilter();
-        let [has_rules, has_overlay_port, has_limits] = are_there;
+        let [has_rules, has_overlay_port, has_limits, has_admission] = are_there;
         if !has_overlay_port {
             netfilter.doubt_overlay_port();
         }
@@ -67,7 +67,10 @@ impl Node {
         if !has_rules {
             netfilter.doubt();
         }
-        if has_rules && has_overlay_port && self.state().rules.are_written {
+        if !has_admission {
+            netfilter.doubt_admission();
+        }
+        if has_rules && has_overlay_port && has_admission && self.state().rules.are_written {
             return;
         }
         self.state().rules.are_written = false;
@@ -81,6 +84,11 @@ impl Node {
             (state.wanted_rules(), state.droplets_to_protect())
         };
         let is_protected = !failed(&netfilter.protect_port(droplets, are_all));
+        // Before the rules that lead to pods.
+        if failed(&netfilter.admit(wanted.admission)) {
+            self.state().rules.are_written = false;
+            return;
+        }
         let heard = wanted.heard;
         let until = self.lease_until(heard);
         let mut written = netfilter.set(wanted.text, until);
@@ -106,6 +114,7 @@ impl Node {
         let mut state = self.state();
         state.rules.are_written = is_protected && is_written;
         if is_written {
+            state.rules.enforce(wanted.changes);
             state.heard = state.heard.max(heard);
         }
     }

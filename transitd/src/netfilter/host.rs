@@ -31,9 +31,6 @@ pub struct Host<'a> {
     pub led_to: HashSet<(Vni, IpAddr)>,
     /// Those of the backends that may answer to anybody outside.
     pub open: BTreeSet<IpAddr>,
-    /// The addresses of this droplet's endpoints that have an ingress set: the stack leads no client from outside to
-    /// them.
-    pub isolated: BTreeSet<IpAddr>,
     /// The ranges of private networks of the VPC of the node's endpoint: their endpoints answer to nobody outside.
     pub private: Vec<&'a IpNet>,
     /// The other droplets by their underlay addresses, with IPv6 addresses of their nodes, if any of them takes a share
@@ -62,7 +59,6 @@ impl<'a> Host<'a> {
             .iter()
             .filter(|(vni, address)| program.has_egress(*vni, *address));
         let open = open.map(|(_, address)| *address).collect();
-        let isolated = program.locals().filter(|local| local.ingress_set.is_some());
         let ranges = vni.map(|vni| program.ranges(vni));
         let others: BTreeSet<Vni> = led_to
             .iter()
@@ -91,7 +87,6 @@ impl<'a> Host<'a> {
             vni,
             led_to,
             open,
-            isolated: isolated.flat_map(LocalEndpoint::addresses).collect(),
             private: vni.map_or_else(Vec::new, |vni| program.private_ranges(vni).collect()),
             droplets,
             underlay6: endpoint.and_then(|endpoint| endpoint.underlay6.filter(outside)),

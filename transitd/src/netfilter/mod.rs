@@ -1,8 +1,8 @@
 //! The work of the host's own stack for pods: packets that leave a VPC go in the node's name, answers find their pod,
 //! and services whose backends are outside of their VPC are translated (ADR 13).
 //!
-//! Invariant: the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits` are each written in one
-//! transaction. Known connections stay as they are. Nothing of other tables is changed.
+//! Invariant: the tables `inet thuban`, `inet thuban-overlay`, `inet thuban-limits` and `inet thuban-policy` are each
+//! written in one transaction. Known connections stay as they are. Nothing of other tables is changed.
 
 mod affinity;
 pub mod conntrack;
@@ -11,6 +11,7 @@ pub mod limits;
 pub mod nft;
 pub mod node_ports;
 pub mod overlay_port;
+pub mod policy;
 pub mod port_shares;
 pub mod ruleset;
 mod served;
@@ -25,7 +26,7 @@ use std::path::PathBuf;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use std::time::Duration;
 use thiserror::Error;
-use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_TABLE};
+use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_POLICY_TABLE, NFT_TABLE};
 use tracing::warn;
 
 use crate::boot;
@@ -35,6 +36,7 @@ use limits::{Limited, PodVpcs, VpcPorts};
 use nft::Nft;
 use node_ports::Told;
 use overlay_port::OverlayPort;
+use policy::Admission;
 use port_shares::PortShares;
 use ruleset::{OwnAddresses, ruleset};
 
@@ -99,8 +101,9 @@ pub fn counters(nft: &Nft, table: &str) -> Vec<(String, u64)> {
 
 /// Returns the packets that rules dropped, by reason.
 pub fn dropped(nft: &Nft) -> Vec<(&'static str, u64)> {
-    let counted = [NFT_TABLE, NFT_LIMITS_TABLE].map(|table| counters(nft, table));
-    let reasons = limits::REASONS.into_iter().chain([node_ports::STALE]);
+    let counted = [NFT_TABLE, NFT_LIMITS_TABLE, NFT_POLICY_TABLE].map(|table| counters(nft, table));
+    let others = [node_ports::STALE, policy::FROM_OUTSIDE];
+    let reasons = limits::REASONS.into_iter().chain(others);
     let counted = counted.iter().flatten();
     reasons
         .flat_map(|reason| {
@@ -126,6 +129,9 @@ pub struct Netfilter {
     begun: u64,
     written_overlay_port: Option<OverlayPort>,
     written_limits: Option<Limited>,
+    written_admission: Option<Admission>,
+    /// Sets of which the kernel does not take what they say of clients outside.
+    refused_sets: BTreeSet<policy::Set>,
     shares: PortShares,
     shares_file: BootFile<PortShares>,
 }
@@ -144,6 +150,8 @@ impl Netfilter {
             begun: boot::nanoseconds(),
             written_overlay_port: None,
             written_limits: None,
+            written_admission: None,
+            refused_sets: BTreeSet::new(),
             shares: shares_file.load().unwrap_or_default(),
             shares_file,
         }
@@ -155,6 +163,9 @@ impl Netfilter {
         // No interface has number 0. This call finds out before the first DEL does.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
         self.inherited = overlay_port::droplets(&self.nft);
+        if !is_there(&self.nft, NFT_POLICY_TABLE) {
+            self.admit(Admission::default())?;
+        }
         if is_there(&self.nft, NFT_TABLE) {
             return Ok(());
         }
@@ -201,6 +212,54 @@ impl Netfilter {
         Ok(())
     }
 
+    /// Has the node's own stack lead to pods whom their ingress policies accept. A set that the kernel refuses accepts
+    /// nobody. Table `inet thuban` may lead to the pods after that.
+    pub fn admit(&mut self, mut wanted: Admission) -> Result<(), NetfilterError> {
+        self.refused_sets.retain(|set| wanted.sets.contains_key(set));
+        wanted.sets.retain(|set, _| !self.refused_sets.contains(set));
+        if self.written_admission.as_ref() == Some(&wanted) {
+            return Ok(());
+        }
+        let written = self.written_admission.take();
+        let changes = written.and_then(|written| policy::changes(&written, &wanted));
+        let text = changes.unwrap_or_else(|| policy::ruleset(&wanted));
+        self.written_admission = match self.nft.write(&text) {
+            Err(NetfilterError::Refused(why)) => {
+                warn!(
+                    why,
+                    "the kernel refused a set of ingress policies for clients outside"
+                );
+                Some(self.admit_each(wanted)?)
+            }
+            written => written.map(|()| Some(wanted))?,
+        };
+        Ok(())
+    }
+
+    /// Closes all pods with an ingress set, then opens them by one set after the other, as far as the kernel takes it.
+    fn admit_each(&mut self, wanted: Admission) -> Result<Admission, NetfilterError> {
+        let mut written = Admission {
+            pods: wanted.pods,
+            ..Admission::default()
+        };
+        self.nft.write(&policy::ruleset(&written))?;
+        for (set, outside) in wanted.sets {
+            let mut more = written.clone();
+            more.sets.insert(set, outside);
+            match self
+                .nft
+                .write(&policy::changes(&written, &more).unwrap_or_default())
+            {
+                Ok(()) => written = more,
+                Err(NetfilterError::Refused(_)) => {
+                    self.refused_sets.insert(set);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(written)
+    }
+
     fn share_ports(&mut self, pods: &PodVpcs) -> VpcPorts {
         let Some((first, last)) = self.own.pod_ports else {
             return VpcPorts::new();
@@ -227,6 +286,11 @@ impl Netfilter {
     /// Does what [`Self::doubt`] does, for [`Self::limit`].
     pub fn doubt_limits(&mut self) {
         self.written_limits = None;
+    }
+
+    /// Does what [`Self::doubt`] does, for [`Self::admit`].
+    pub fn doubt_admission(&mut self) {
+        self.written_admission = None;
     }
 
     /// Brings the table in line with its text ([`ruleset::ruleset`]), with a lease of tenants' ports. Runs nft if the

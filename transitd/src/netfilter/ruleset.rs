@@ -139,14 +139,6 @@ impl Host<'_> {
         values.joined("closed6", self.closed.iter().filter(is_v6));
         values.joined("open", self.open.iter().filter(|open| open.is_ipv4()));
         values.joined("open6", self.open.iter().filter(|open| open.is_ipv6()));
-        values.joined(
-            "isolated",
-            self.isolated.iter().filter(|address| address.is_ipv4()),
-        );
-        values.joined(
-            "isolated6",
-            self.isolated.iter().filter(|address| address.is_ipv6()),
-        );
         values.each("private_range", self.private.iter().copied().filter(is_v4));
         values.each("private_range6", self.private.iter().copied().filter(is_v6));
         values.joined("droplets", self.droplets.keys());

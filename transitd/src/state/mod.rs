@@ -215,6 +215,11 @@ impl State {
             return Readiness::NotYet("the node's nftables rules could not be written, see transitd's log");
         }
         match self.program.local_of_pod(pod_uid) {
+            Some(endpoint) if endpoint.ingress_set.is_some() && !self.rules.are_in_force() => {
+                Readiness::NotYet(
+                    "the node's nftables rules are not in force for the pod's ingress policies yet",
+                )
+            }
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
             Some(_) => Readiness::NotYet("the endpoint's bouncers have not acknowledged it yet"),
             None if self.outbox.is_none() => Readiness::NotYet("this droplet has no stream to the operator"),

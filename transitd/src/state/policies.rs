@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
@@ -15,7 +16,7 @@ use super::State;
 use super::apply::{Applying, Upsert};
 use crate::dataplane::policy::{BLOCKS, GRANTS, LISTS, PolicyMaps};
 use crate::dataplane::tables::{TableError, capacity};
-use crate::program::policy::{Denier, NoRoom, PolicyError, PolicyTables, Retired, Usage};
+use crate::program::policy::{Denier, NoRoom, Outside, PolicyError, PolicyTables, Retired, Usage};
 
 /// How long a list that no entry names any more stays. A program that found the entry before runs for far less.
 const GRACE: Duration = Duration::from_secs(1);
@@ -86,6 +87,11 @@ impl Policies {
     /// Returns what denies a packet that a set denies by the rule of a rank, or by none.
     pub fn denier(&self, vni: Vni, set: PolicyId, rank: u16) -> Denier {
         self.tables.denier(vni, set, rank)
+    }
+
+    /// Returns what a set accepts of addresses outside of its VPC; `None`: nothing, because it denies all.
+    pub fn outside(&self, vni: Vni, set: PolicyId) -> Option<Arc<Outside>> {
+        self.tables.outside(vni, set)
     }
 
     /// Returns the entries of GRANTS, BLOCKS and LISTS.

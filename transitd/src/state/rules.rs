@@ -5,7 +5,7 @@
 //! would leave, and conntrack would keep it so. Nothing of such a row is in the tables before its rules are in force.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit as proto;
 use thuban_rows::{NodeService, Row, RowKey};
@@ -15,6 +15,7 @@ use crate::dataplane::tables::TableKey;
 use crate::netfilter::NetfilterError;
 use crate::netfilter::host::Host;
 use crate::netfilter::limits::PodVpcs;
+use crate::netfilter::policy::Admission;
 use crate::netfilter::ruleset::ruleset;
 use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
@@ -24,8 +25,12 @@ use crate::rejection::{Rejection, refusal};
 pub struct Rules {
     /// Services whose rows wait for rules.
     coming: BTreeMap<RowKey, Coming>,
-    /// Whether the program has changed since rules were last made of it.
-    changed: bool,
+    /// Changes of the program that rules are made of, as a count.
+    changes: u64,
+    /// Those of which rules were last made.
+    made: u64,
+    /// Those whose rules are in force.
+    in_force: u64,
     /// Whether the kernel has the rules that were last asked for, as far as is known.
     pub are_written: bool,
     /// Nacks of rows that waited. The operator has not been told yet.
@@ -55,10 +60,15 @@ impl Coming {
     }
 }
 
-/// Everything of table `inet thuban`, and the rows that wait for it, each with its version.
+/// Everything of the tables `inet thuban` and `inet thuban-policy`, and the rows that wait for the first, each with its
+/// version.
 #[derive(Debug)]
 pub struct Wanted {
     pub text: String,
+    /// The program's changes with which all of it is in force.
+    pub changes: u64,
+    /// What table `inet thuban-policy` is to have.
+    pub admission: Admission,
     /// When the operator was heard with the program that the text is made of.
     pub heard: Option<u64>,
     pub awaited: Vec<(RowKey, (u64, u64))>,
@@ -66,7 +76,17 @@ pub struct Wanted {
 
 impl Rules {
     pub fn change(&mut self) {
-        self.changed = true;
+        self.changes += 1;
+    }
+
+    /// Whether the kernel has the rules for the program as it is.
+    pub const fn are_in_force(&self) -> bool {
+        self.in_force == self.changes
+    }
+
+    /// Notes that the rules are in force for the program as it was at so many changes.
+    pub fn enforce(&mut self, changes: u64) {
+        self.in_force = self.in_force.max(changes);
     }
 
     /// Notes that a program came.
@@ -76,7 +96,7 @@ impl Rules {
 
     /// Whether there are rules to write, or to try again.
     pub fn are_due(&self) -> bool {
-        self.changed || !self.are_written || !self.coming.is_empty()
+        self.made != self.changes || !self.are_written || !self.coming.is_empty()
     }
 
     pub fn await_rules(&mut self, row: Coming) {
@@ -117,7 +137,7 @@ impl Rules {
 impl State {
     /// Returns the text that table `inet thuban` is to have now. Changes that come later are due again.
     pub fn wanted_rules(&mut self) -> Wanted {
-        self.rules.changed = false;
+        self.rules.made = self.rules.changes;
         let coming = &self.rules.coming;
         let key = |service: &NodeService| RowKey::NodeService(service.vni, service.address);
         let staying = self.program.served_by_node();
@@ -126,6 +146,8 @@ impl State {
         let host = Host::of(&self.program, self.own.underlay);
         Wanted {
             text: ruleset(services, &host, self.own),
+            admission: self.admission(),
+            changes: self.rules.made,
             heard: self.rules.said.max(self.heard),
             awaited: coming
                 .iter()
@@ -134,12 +156,29 @@ impl State {
         }
     }
 
+    fn admission(&self) -> Admission {
+        let judged = self.program.locals().filter_map(|local| {
+            let set = (local.vni, local.ingress_set?);
+            Some(local.addresses().map(move |address| (address, set)))
+        });
+        let pods: BTreeMap<IpAddr, _> = judged.flatten().collect();
+        let sets: BTreeSet<_> = pods.values().copied().collect();
+        let known = sets.into_iter().filter_map(|(vni, id)| {
+            let outside = self.policies.outside(vni, id)?;
+            Some(((vni, id), outside))
+        });
+        Admission {
+            sets: known.collect(),
+            pods,
+        }
+    }
+
     /// Applies rows whose rules are in force, if they can be.
     pub fn admit(&mut self, awaited: &[(RowKey, (u64, u64))]) {
         for row in self.rules.take(awaited) {
             let applied = self.upsert(Row::NodeService(row.service.clone()), &mut BTreeSet::new());
             if let Err(rejection) = applied {
-                self.rules.changed = true;
+                self.rules.change();
                 self.rules.nacks.push(row.refusal(rejection));
             }
         }

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::row_key::Key;
-use thuban_proto::transit::{AddressKey, ExposedPort, ExposedRow, RowKey, ServiceBackend};
+use thuban_proto::transit::{AddressKey, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend};
 
 use crate::dns::{asks, prepare, socket, start};
 use crate::rig::{Rig, eventually, local, mapped};
@@ -108,6 +108,33 @@ fn while_nft_hangs_dns_adds_and_stream_go_on_and_acks_wait() {
     );
     assert_eq!(rig.del("p5"), None);
     assert_eq!(rig.operator.hellos().len(), 1);
+}
+
+#[test]
+fn a_pod_with_an_ingress_set_starts_once_the_rules_hold_it() {
+    let mut rig = prepare();
+    let nft = Nft::new(&mut rig);
+    start(&mut rig);
+    nft.hang();
+    let Row::Local(row) = local(7, "p5", 9) else {
+        panic!("a local row")
+    };
+    let row = Row::Local(LocalRow {
+        ingress_set: 9,
+        ..row
+    });
+    rig.operator.push(vec![row], vec![]);
+    eventually("nft hangs", || nft.hangs());
+    let netns = rig.pod_namespace("p5");
+    std::thread::scope(|scope| {
+        let added = scope.spawn(|| rig.add("p5", "p5", &netns));
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        assert!(!added.is_finished());
+        nft.go_on();
+        added.join().unwrap().unwrap();
+    });
+    let pods = rig.on_node("nft list map inet thuban-policy pods");
+    assert!(pods.contains("10.0.1.9 : goto closed"), "{pods}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
-//! Ways in to pods of tenants, by UDP and SCTP and in both families.
+//! Ways in to pods from outside, by UDP and SCTP and in both families.
 
 mod answers;
 mod families;
 mod peers;
+mod policies;
 mod world;

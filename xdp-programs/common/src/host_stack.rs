@@ -54,6 +54,8 @@ pub const NFT_TABLE: &str = "thuban";
 pub const NFT_OVERLAY_TABLE: &str = "thuban-overlay";
 /// Table with the limits of connections that pods make through the node's own stack; family inet.
 pub const NFT_LIMITS_TABLE: &str = "thuban-limits";
+/// Table with what ingress policies say of clients outside (ADR 35); family inet.
+pub const NFT_POLICY_TABLE: &str = "thuban-policy";
 
 /// The priority of each base chain of [`NFT_TABLE`].
 pub mod priority {
@@ -82,6 +84,11 @@ pub mod limits_priority {
     pub const BEGIN: &str = "mangle - 5";
     /// After [`super::priority::LEAD`], and before [`super::priority::LEAVE`].
     pub const LEAVE: &str = "srcnat - 1";
+}
+
+/// The priority of each base chain of [`NFT_POLICY_TABLE`].
+pub mod policy_priority {
+    pub const ADMIT: &str = "filter";
 }
 
 /// Returns the mark of packets that come from an attachment. Two attachments share a mark if the numbers of their

@@ -2,10 +2,14 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap, HashMap};
+use std::sync::{Arc, OnceLock};
 
 use thuban_common::packet::ipv4::TCP;
 use thuban_common::policy::{Action, Decision, LAST_POINT, NO_RULE, PortRange, point, ranked};
 use thuban_rows::{Class, NamedPort, PolicyAction, PolicyPorts, PolicyRule, PolicySet, PolicyTier};
+
+use super::lists::Contents;
+use super::outside::Outside;
 
 /// A set, with its rules by whom they match.
 #[derive(Debug)]
@@ -17,6 +21,8 @@ pub struct Set {
     naming: Vec<u16>,
     /// The ranks of the rules of each group.
     of_groups: HashMap<u64, Vec<u16>>,
+    /// What [`Self::outside`] has returned.
+    outside: OnceLock<Option<Arc<Outside>>>,
 }
 
 /// What a set can tell of a class. It says the same of classes that look the same.
@@ -54,6 +60,7 @@ impl Set {
             anyone: sweep(anyone),
             naming,
             of_groups,
+            outside: OnceLock::new(),
             row,
         }
     }
@@ -92,6 +99,13 @@ impl Set {
     /// Returns what the set says of addresses outside of the VPC, blocks apart. No port has a name there.
     pub fn of_outside(&self) -> Vec<PortRange> {
         self.anyone.clone()
+    }
+
+    /// Returns what the set accepts of addresses outside of the VPC, blocks and all; `None` if that needs more lists
+    /// than a VPC may have.
+    pub fn outside(&self, most_lists: usize) -> Option<Arc<Outside>> {
+        let new = || Some(Arc::new(Outside::new(self, &mut Contents::new(most_lists)).ok()?));
+        self.outside.get_or_init(new).clone()
     }
 
     /// Returns what the set says of a class that isn't known, blocks apart. The class may be in any group, and its

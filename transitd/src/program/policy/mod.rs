@@ -8,11 +8,13 @@ mod compile;
 mod denier;
 mod entries;
 mod lists;
+mod outside;
 mod store;
 #[cfg(test)]
 mod tests;
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use ipnet::IpNet;
 use thiserror::Error;
@@ -26,6 +28,7 @@ use blocks::Prefix;
 use compile::Set;
 pub use denier::Denier;
 use entries::{Entries, key, plain};
+pub use outside::{Outside, Points};
 use store::Store;
 pub use store::{NoRoom, Retired, Usage};
 
@@ -186,6 +189,13 @@ impl PolicyTables {
             Some(set) => Denier::of(set.row(), rank, self.full.contains_key(&(vni, id))),
             None => Denier::Unknown,
         }
+    }
+
+    /// Returns what a set accepts of addresses outside of its VPC; `None`: nothing, because it denies all.
+    pub fn outside(&self, vni: Vni, id: PolicyId) -> Option<Arc<Outside>> {
+        let set = self.vpcs.get(&vni)?.sets.get(&id)?;
+        let is_full = self.full.contains_key(&(vni, id));
+        (!is_full).then(|| set.outside(self.store.share().lists))?
     }
 
     /// Returns the keys of the rows of classes and sets that are here.

@@ -1,11 +1,13 @@
 //! Rows and entries say the same of every packet.
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use fastrand::Rng;
+use thuban_common::policy::point;
 use thuban_rows::{Class, PolicyId, PolicySet};
 
-use super::super::PolicyTables;
+use super::super::{Outside, Points, PolicyTables};
 use super::maps::Maps;
 use super::oracle::{self, Packet, Peer};
 use super::random::{self, one, seeded};
@@ -110,6 +112,52 @@ fn rows_and_entries_say_the_same_of_every_packet() {
     }
     assert!(sizes.range(11..=100).next().is_some() && sizes.range(101..).next().is_some());
     assert_eq!(said.len(), 3 * 2 * 2, "what can be said: {said:?}");
+}
+
+/// Returns whether the ranges for the node's own stack let a packet from outside pass.
+fn by_ranges(outside: &Outside, packet: Packet<'_>) -> bool {
+    let holds = |(first, last, _): &&(IpAddr, IpAddr, Points)| {
+        first.is_ipv4() == packet.address.is_ipv4() && (*first..=*last).contains(&packet.address)
+    };
+    let mut found = outside.ranges.iter().filter(holds);
+    let points = found.next().map_or(&outside.rest, |(.., points)| points);
+    assert!(found.next().is_none(), "disjoint: {:?}", outside.ranges);
+    let point = point(packet.protocol, packet.port);
+    points
+        .iter()
+        .any(|(first, last)| (*first..=*last).contains(&point))
+}
+
+#[test]
+fn rows_and_ranges_for_the_stack_say_the_same_of_whom_outside() {
+    let mut random = seeded();
+    let mut said = BTreeSet::new();
+    for _ in 0..DECISIONS / OF_A_WORLD {
+        let sets = World::new(&mut random).sets;
+        let mut tables = PolicyTables::default();
+        for set in &sets {
+            tables.put_set(set.clone()).unwrap();
+        }
+        for _ in 0..OF_A_WORLD {
+            let set = one(&mut random, &sets);
+            let outside = tables.outside(VNI, set.id).unwrap();
+            let (protocol, port) = random::port_of_packet(&mut random);
+            let packet = Packet {
+                peer: Peer::Outside,
+                address: random::address(&mut random),
+                protocol,
+                port,
+            };
+            let expected = oracle::judge(&set, packet).0;
+            assert_eq!(
+                by_ranges(&outside, packet),
+                expected,
+                "{packet:?} {set:#?} {outside:#?}"
+            );
+            said.insert((set.is_isolated, outside.ranges.len().min(3), expected));
+        }
+    }
+    assert_eq!(said.len(), 2 * 4 * 2, "what can be said: {said:?}");
 }
 
 #[test]
