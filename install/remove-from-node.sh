@@ -11,7 +11,7 @@ left() {
     ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/link \1/p'
     ip rule show priority 6081 | sed -n 's/^6081:.*/IPv4 rule 6081/p'
     ip -6 rule show priority 6081 2>/dev/null | sed -n 's/^6081:.*/IPv6 rule 6081/p'
-    nft list tables 2>/dev/null | sed -n 's/^table inet \(thuban\|thuban-overlay\|thuban-limits\)$/nftables table inet \1/p'
+    nft list tables 2>/dev/null | sed -n 's/^table inet \(thuban\|thuban-overlay\|thuban-limits\|thuban-policy\)$/nftables table inet \1/p'
     ip -o addr show dev lo | sed -n 's/.*\(169\.254\.64\.1\/32\).*/address \1 on lo/p'
     ip route show table local type blackhole | sed -n 's/^blackhole \(169\.254\.64\.2\) .*/route \1/p'
     ip -6 route show table local type blackhole 2>/dev/null | sed -n 's/^blackhole \(100::5468:7562:6102\) .*/route \1/p'
@@ -41,7 +41,7 @@ ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/\1/p' | 
 done
 while ip rule del priority 6081 2>/dev/null; do :; done
 while ip -6 rule del priority 6081 2>/dev/null; do :; done
-for table in thuban thuban-overlay thuban-limits; do
+for table in thuban thuban-overlay thuban-limits thuban-policy; do
     nft delete table inet $table 2>/dev/null
 done
 ip route flush table 6081 2>/dev/null

@@ -152,7 +152,8 @@ pub struct RunSettings {
     /// Path of /proc/sys/net of the node's network namespace. It must be writable.
     #[arg(long, env = "THUBAN_PROC_SYS_NET", default_value = "/proc/sys/net")]
     pub proc_sys_net: PathBuf,
-    /// The program nft, which writes the tables `inet thuban`, `inet thuban-overlay` and `inet thuban-limits`.
+    /// The program nft, which writes the tables `inet thuban`, `inet thuban-overlay`, `inet thuban-limits` and
+    /// `inet thuban-policy`.
     #[arg(long, env = "THUBAN_NFT", default_value = "nft")]
     nft: PathBuf,
     /// How long one run of nft may take, seconds. Then transitd ends it, and tries its rules again.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use thuban_rows::{ByteRate, LocalEndpoint};
 
@@ -34,27 +35,67 @@ impl State {
     }
 }
 
+/// The least time between two changes of a pod's limits. With each change a queue has a whole burst again, so a pod
+/// whose limits changed all the time would send more than any of them.
+const REST: Duration = Duration::from_secs(30);
+
+/// The limits of an attachment, and when they were last changed to others.
+#[derive(Clone, Copy, Debug)]
+struct Set {
+    rates: Rates,
+    changed: Option<Instant>,
+}
+
 /// The limits that this transitd has set, by the generation of the attachment. Those of attachments that an earlier
 /// transitd made are not known.
 #[derive(Debug, Default)]
-pub struct Shaped(Mutex<HashMap<u64, Rates>>);
+pub struct Shaped(Mutex<HashMap<u64, Set>>);
 
 impl Shaped {
-    fn known(&self) -> MutexGuard<'_, HashMap<u64, Rates>> {
+    fn known(&self) -> MutexGuard<'_, HashMap<u64, Set>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn note(&self, generation: u64, rates: Rates) {
-        self.known().insert(generation, rates);
+        let mut known = self.known();
+        let changed = known.contains_key(&generation).then(Instant::now);
+        known.insert(generation, Set { rates, changed });
     }
 
-    pub fn has(&self, generation: u64, rates: Rates) -> bool {
-        self.known().get(&generation) == Some(&rates)
+    /// Whether an attachment's limits are to be set now: they are others, or not known, and have not just been changed.
+    pub fn is_due(&self, generation: u64, rates: Rates) -> bool {
+        self.known().get(&generation).is_none_or(|set| {
+            set.rates != rates && set.changed.is_none_or(|changed| changed.elapsed() >= REST)
+        })
     }
 
     /// Forgets all attachments but these.
     pub fn retain(&self, generations: &BTreeSet<u64>) {
         self.known()
             .retain(|generation, _| generations.contains(generation));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_change_all_the_time_are_set_now_and_then() {
+        let rates = |rate| Rates {
+            egress: ByteRate::new(rate),
+            ingress: None,
+        };
+        let shaped = Shaped::default();
+        assert!(shaped.is_due(1, rates(1000)), "nobody knows them");
+        shaped.note(1, rates(1000));
+        assert!(!shaped.is_due(1, rates(1000)));
+        assert!(shaped.is_due(1, rates(2000)), "the first change");
+        shaped.note(1, rates(2000));
+        assert!(!shaped.is_due(1, rates(1000)) && shaped.is_due(2, rates(1000)));
+        shaped.known().get_mut(&1).unwrap().changed = Instant::now().checked_sub(REST);
+        assert!(shaped.is_due(1, rates(1000)));
+        shaped.retain(&BTreeSet::new());
+        assert!(shaped.is_due(1, rates(2000)));
     }
 }

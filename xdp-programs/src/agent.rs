@@ -12,8 +12,9 @@ use thuban_common::{
     policy::STAMP_REPLY,
     skb::may_be_written,
     tables::{
-        Address, AttachmentEntry, ConfigEntry, DropletAddress, EndpointKey, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP,
-        LocalEntry, NO_DROPLET, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_SERVICES, SubnetEntry, TracePoint,
+        Address, AttachmentEntry, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey,
+        LOAD_OF_DIVIDER, LOCAL_TAKES_XDP, LocalEntry, NO_DROPLET, SUBNET_BY_NODE, SUBNET_CLOSED,
+        SUBNET_SERVICES, SubnetEntry, TracePoint,
     },
 };
 
@@ -81,7 +82,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed, attachment: &mut Att
         if !F::IS_LAST {
             return Ok((F::PASS, None));
         }
-        meter::admit_endpoint(attachment, frame.length())?;
+        meter::admit_endpoint(frame, attachment, header.ethertype)?;
     }
     match header.ethertype {
         ethernet::ARP => arp::answer(frame, attachment),
@@ -225,9 +226,6 @@ fn route<F: Frame>(
         count(Counter::ServiceCollision);
         return refuse::answer(frame, attachment, packet);
     }
-    if !matches!(target, Target::Local(_)) {
-        meter::admit_to_leave(attachment, frame.length())?;
-    }
     let hash = flow::hash(packet);
     let next_hop = match target {
         Target::Local(local) => {
@@ -246,7 +244,9 @@ fn route<F: Frame>(
         Target::ByNode | Target::Outside if translation.is_some() => return Err(Counter::NoEndpoint),
         Target::ByNode | Target::Outside => {
             let is_served = matches!(target, Target::ByNode);
-            return host::leave(frame, attachment, packet, is_served);
+            let outcome = host::leave(frame, attachment, packet, is_served)?;
+            meter::admit_to_leave(frame, attachment, ethertype, 0)?;
+            return Ok(outcome);
         }
     };
     observed.next = next_hop.droplet;
@@ -254,6 +254,7 @@ fn route<F: Frame>(
     if let Some(mtu) = too_big::exceeded(frame, config, packet, next_hop.droplet) {
         return too_big::answer(frame, attachment, packet, mtu);
     }
+    meter::admit_to_leave(frame, attachment, ethertype, ENCAPSULATION_LENGTH as u32)?;
     translate(frame, packet, translation)?;
     let Some(verdict) = encapsulate(
         frame,

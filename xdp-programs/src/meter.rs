@@ -8,40 +8,84 @@ use core::intrinsics::{AtomicOrdering, atomic_xadd};
 use thuban_common::{
     counters::Counter,
     meter::{MeterKey, Metered},
+    packet::{ethernet, geneve::UdpHeader, ipv4, ipv6},
     tables::{ATTACHMENT_METERED, ATTACHMENT_VPC_METERED, AttachmentEntry},
 };
 
-use crate::{maps::METERS, work::now};
+use crate::{frame::Frame, maps::METERS, reject, work::now};
 
 /// The flags of attachments that have meters.
 pub const ANY: u8 = ATTACHMENT_METERED | ATTACHMENT_VPC_METERED;
 
 /// Counts a frame of an endpoint, or says that it is more than the endpoint may send.
 #[inline(always)]
-pub fn admit_endpoint(attachment: &AttachmentEntry, length: u32) -> Result<(), Counter> {
-    admit(
-        attachment.flags & ATTACHMENT_METERED,
-        &MeterKey::of_endpoint(attachment.ifindex),
-        length,
-    )
-}
-
-/// Counts a frame that is to leave this droplet, or says that it is more than the VPC may send from here.
-#[inline(always)]
-pub fn admit_to_leave(attachment: &AttachmentEntry, length: u32) -> Result<(), Counter> {
-    admit(
-        attachment.flags & ATTACHMENT_VPC_METERED,
-        &MeterKey::of_vpc(attachment.vni),
-        length,
-    )
-}
-
-#[inline(always)]
-fn admit(flag: u8, key: &MeterKey, length: u32) -> Result<(), Counter> {
-    if flag != 0 && !takes(key, length) {
-        return Err(Counter::RateExceeded);
+pub fn admit_endpoint<F: Frame>(
+    frame: &mut F,
+    attachment: &AttachmentEntry,
+    ethertype: u16,
+) -> Result<(), Counter> {
+    // An answer in the endpoint's name is not what the endpoint sends.
+    if attachment.flags & ATTACHMENT_METERED == 0 || reject::is_rejection(frame, attachment) {
+        return Ok(());
     }
-    Ok(())
+    admit(
+        &MeterKey::of_endpoint(attachment.ifindex),
+        length(frame, ethertype, 0),
+    )
+}
+
+/// Counts a frame that leaves this droplet, or says that it is more than the VPC may send from here. `outer`: bytes of
+/// the headers that each of its packets gets.
+#[inline(always)]
+pub fn admit_to_leave<F: Frame>(
+    frame: &F,
+    attachment: &AttachmentEntry,
+    ethertype: u16,
+    outer: u32,
+) -> Result<(), Counter> {
+    if attachment.flags & ATTACHMENT_VPC_METERED == 0 {
+        return Ok(());
+    }
+    admit(&MeterKey::of_vpc(attachment.vni), length(frame, ethertype, outer))
+}
+
+#[inline(always)]
+fn admit(key: &MeterKey, length: u32) -> Result<(), Counter> {
+    takes(key, length).then_some(()).ok_or(Counter::RateExceeded)
+}
+
+/// Returns the bytes of the packets that a frame is sent as. A GSO frame is sent as one for each segment, and its sender
+/// chooses how small these are.
+#[inline(never)]
+fn length<F: Frame>(frame: &F, ethertype: u16, outer: u32) -> u32 {
+    let (length, size) = (frame.length(), frame.segment_size());
+    if size == 0 {
+        return length + outer;
+    }
+    let headers = headers(frame, ethertype);
+    let further = length.saturating_sub(headers + 1) / size;
+    length + outer + further * (headers + outer)
+}
+
+/// Returns the bytes from the Ethernet header to the payload. Extension headers of IPv6 don't count.
+#[inline(always)]
+fn headers<F: Frame>(frame: &F, ethertype: u16) -> u32 {
+    let byte = |offset: u32| {
+        let bytes: Option<[u16; 1]> = frame.load_far(offset);
+        u32::from(bytes.unwrap_or_default()[0].to_ne_bytes()[0])
+    };
+    let ip = ethernet::LENGTH as u32;
+    let (transport, protocol) = if ethertype == ethernet::IPV6 {
+        (ip + ipv6::LENGTH as u32, byte(ip + 6))
+    } else {
+        (ip + (byte(ip) & 0xf) * 4, byte(ip + 9))
+    };
+    transport
+        + if protocol == u32::from(ipv4::UDP) {
+            size_of::<UdpHeader>() as u32
+        } else {
+            (byte(transport + 12) >> 4) * 4
+        }
 }
 
 /// Whether the meter takes a frame. Counts the frame.

@@ -22,7 +22,7 @@ use thuban_common::{
 use crate::{
     deliver, denials,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
-    maps, refuse,
+    inner, maps, refuse,
     too_big::{self, Macs},
     trace::Observed,
 };
@@ -105,10 +105,18 @@ pub fn take_mark<F: Frame>(frame: &mut F, attachment: &AttachmentEntry) -> bool 
     true
 }
 
-/// Turns a plain frame into its answer. Errors, resets and what shows no ports get none.
+/// Whether a packet may be the first of its connection. What belongs to an open one is denied without a word: it may be
+/// an answer of which FLOWS has lost what vouches for it, and a reset would end what the next packet heals.
+#[inline(always)]
+fn may_open<F: Frame>(frame: &F, packet: &IpPacket) -> bool {
+    !matches!(packet.protocol, ipv4::TCP | ipv4::SCTP)
+        || inner::signal(frame, packet).is_ok_and(|signal| signal.opens)
+}
+
+/// Turns a plain frame into its answer. Errors, what belongs to an open connection, and what shows no ports get none.
 #[inline(always)]
 fn write<F: Frame>(frame: &mut F, macs: &Macs, packet: &IpPacket, is_left: bool) -> Option<()> {
-    if !packet.shows_transport() || too_big::is_icmp_error(frame, packet) {
+    if !packet.shows_transport() || too_big::is_icmp_error(frame, packet) || !may_open(frame, packet) {
         return None;
     }
     let ([.., a, b, c, d], [.., e, f, g, h]) = (packet.destination, packet.source);

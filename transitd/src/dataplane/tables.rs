@@ -168,7 +168,9 @@ impl Tables {
             (TableKey::Droplet(k), TableEntry::Droplet(v)) => put(&mut self.droplets, "DROPLETS", k, v),
             (TableKey::Load(k), TableEntry::Load) => self.loads.begin(k).map_err(access("write", "LOADS")),
             (TableKey::Meter(k), TableEntry::Meter(rate)) => {
-                put(&mut self.meters, "METERS", k, MeterEntry::new(rate))
+                // Another rate brings no new burst.
+                let used = self.meters.get(&k, 0).map_or(0, |meter| meter.next);
+                put(&mut self.meters, "METERS", k, MeterEntry { rate, next: used })
             }
             (other, _) => Err(TableError::Mismatch { name: other.table() }),
         }?;

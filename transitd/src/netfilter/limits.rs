@@ -13,6 +13,7 @@ use thuban_common::host_stack::{MARK_EGRESS, MARK_MASK, NFT_LIMITS_TABLE, limits
 use super::host::from_pod;
 use super::ruleset::family;
 use super::template::Values;
+use crate::attachments::HOST_PREFIX;
 
 const TEMPLATE: &str = include_str!("limits.nft");
 
@@ -70,6 +71,7 @@ pub(super) fn ruleset(limited: &Limited, dns: Option<ClusterDns>) -> String {
     let mut values = Values::default();
     for (name, text) in [
         ("NFT_LIMITS_TABLE", NFT_LIMITS_TABLE),
+        ("HOST_PREFIX", HOST_PREFIX),
         ("BEGIN", limits_priority::BEGIN),
         ("LEAVE", limits_priority::LEAVE),
         ("POD_RATE", POD_RATE),

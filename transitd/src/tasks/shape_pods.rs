@@ -1,7 +1,7 @@
 //! Makes the limits of running pods' bandwidth those of their rows. ADD sets the limits of a new pod.
 //!
 //! After a start of transitd each attachment is looked at once, because its limits may have changed meanwhile. What
-//! fails is tried again at the next scan.
+//! fails, or has just been changed, comes to its turn at the next scan.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -49,14 +49,14 @@ pub async fn run(node: Arc<Node>) {
     }
 }
 
-/// Returns the attachments, with their generations, whose limits are others than they should be, or are not known.
+/// Returns the attachments, with their generations, whose limits are to be set.
 fn due(node: &Node) -> Vec<(AttachmentId, u64)> {
     let state = node.state();
     let attachments = state.attachments.values();
     attachments
         .filter(|attachment| {
             let rates = state.rates(attachment);
-            rates.is_some_and(|rates| !node.shaped.has(attachment.generation, rates))
+            rates.is_some_and(|rates| node.shaped.is_due(attachment.generation, rates))
         })
         .map(|attachment| (attachment.id.clone(), attachment.generation))
         .collect()
@@ -81,7 +81,7 @@ async fn shape(node: &Arc<Node>, id: &AttachmentId) -> Result<(), NetlinkError> 
     let Some((rates, attachment)) = wanted else {
         return Ok(());
     };
-    if node.shaped.has(attachment.generation, rates) {
+    if !node.shaped.is_due(attachment.generation, rates) {
         return Ok(());
     }
     let path = PathBuf::from(&attachment.netns);

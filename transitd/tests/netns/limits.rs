@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use thuban_proto::transit::LocalRow;
 use thuban_proto::transit::row::Row;
 use thuban_testkit::packets::{Raw, datagram};
 
@@ -96,6 +97,27 @@ fn a_pod_that_connects_without_end_leaves_others_ports() {
         beside
     });
     assert_eq!(beside, (TRIES, TRIES), "another VPC's pod, and the node");
+    let dropped = rig.metrics()[r#"drops_total{reason="pod_connection_rate"}"#];
+    assert!(dropped > 10_000, "{dropped}");
+}
+
+#[test]
+fn a_pod_that_policies_keep_in_has_the_same_limits() {
+    let rig = rig();
+    let Row::Local(row) = local(7, "p1", 5) else {
+        panic!("a local row")
+    };
+    // Nobody knows this set, which denies all.
+    let denied = LocalRow { egress_set: 9, ..row };
+    rig.operator.push_and_wait(vec![Row::Local(denied)], vec![]);
+    let (is_over, all_sent) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        scope.spawn(|| flood(&rig, "p1", &is_over, &all_sent));
+        while !all_sent.load(Ordering::Relaxed) {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        is_over.store(true, Ordering::Relaxed);
+    });
     let dropped = rig.metrics()[r#"drops_total{reason="pod_connection_rate"}"#];
     assert!(dropped > 10_000, "{dropped}");
 }

@@ -154,5 +154,6 @@ fn an_egress_set_is_held_outside_and_answers_leave() {
         let connected = connect(rig.far(), NODE.into(), 30080);
         assert_eq!(connected.is_ok(), is_accepted, "{block}");
         assert_eq!(crate::tcp::try_ask(&mut client).is_ok(), is_accepted, "{block}");
+        assert!(reaches(&rig, "p1", FAR, 8080), "an answer from outside: {block}");
     }
 }
