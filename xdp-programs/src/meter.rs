@@ -3,7 +3,7 @@
 //! Invariant: endpoints without a limit cost no look-up. A meter of another endpoint is never believed for longer than
 //! a frame: an entry that was just given to another key holds up one frame, or lets one pass.
 
-use core::intrinsics::{AtomicOrdering, atomic_xadd};
+use core::intrinsics::{AtomicOrdering, atomic_cxchg, atomic_xadd};
 
 use thuban_common::{
     counters::Counter,
@@ -103,9 +103,13 @@ fn takes(key: &MeterKey, length: u32) -> bool {
         Metered::Later(cost) => unsafe {
             atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(next, cost);
         },
-        // A count of another CPU that is lost here is one of a meter that was idle until now.
+        // Of CPUs that find the same idle meter, one counts its frame.
         // SAFETY: as above.
-        Metered::From(time) => unsafe { next.write_volatile(time) },
+        Metered::From(time) => unsafe {
+            atomic_cxchg::<u64, { AtomicOrdering::SeqCst }, { AtomicOrdering::SeqCst }>(
+                next, meter.next, time,
+            );
+        },
     }
     true
 }

@@ -23,7 +23,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 8] = [
+const SOAKS: [Soak; 9] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -64,6 +64,15 @@ const SOAKS: [Soak; 8] = [
         // Every boundary.
         variable: "THUBAN_KILL_STRIDE",
         count: "1",
+    },
+    Soak {
+        name: "rates",
+        package: "transitd",
+        target: "netns",
+        tests: "bandwidth::limits_of_any_size",
+        // Percent. Nothing else should run.
+        variable: "THUBAN_RATES_WITHIN",
+        count: "5",
     },
     Soak {
         name: "restarts",

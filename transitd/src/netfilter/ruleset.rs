@@ -391,9 +391,9 @@ mod tests {
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
             "meta l4proto 6 dnat ip to numgen random mod 1 map { 0 : 10.96.0.7 . 80 }",
-            "meta mark & 0xfffd == 0x54 ip daddr != @addresses ip daddr 10.96.0.0/12 meta mark set meta mark & \
-             0xffff0000 | 0x53",
-            "meta mark & 0xffff != 0x53 ct direction original ct status dnat ip daddr != @addresses ip daddr \
+            "meta mark & 0x1ffd == 0x54 ip daddr != @addresses ip daddr 10.96.0.0/12 meta mark set meta mark & \
+             0xffffe000 | 0x53",
+            "meta mark & 0x1fff != 0x53 ct direction original ct status dnat ip daddr != @addresses ip daddr \
              10.96.0.0/12 meta mark set 0x53",
             "oifname \"thuban0\" ip saddr != 10.42.0.9 masquerade",
             "ip daddr 10.96.0.10 udp dport 53 dnat ip to 169.254.64.1:6085",

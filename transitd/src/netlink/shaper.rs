@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures::StreamExt;
 use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::link::LinkAttribute;
 use netlink_packet_route::tc::{TcAttribute, TcHandle, TcMessage, TcOption};
 use rtnetlink::Handle;
 use rtnetlink::packet_core::{
@@ -15,7 +16,7 @@ use rtnetlink::packet_core::{
 use thuban_rows::ByteRate;
 use tracing::warn;
 
-use super::{NetlinkError, error_number, failed};
+use super::{NetlinkError, error_number, failed, find_link};
 
 /// The handle of the token bucket. Numbers from 0x8000 on are the kernel's own choice.
 const BUCKET: TcHandle = TcHandle {
@@ -39,11 +40,19 @@ const BURST: u16 = 6;
 /// TC_LINKLAYER_ETHERNET of linux/pkt_sched.h.
 const ETHERNET: u8 = 1;
 
-/// The least burst: the largest frame that a pod sends in one piece (GSO).
-const MIN_BURST: u64 = 64 << 10;
+/// The largest frame that a pod sends in one piece (GSO). A bucket with less room has the kernel cut it.
+const LARGEST_FRAME: u64 = 64 << 10;
 /// The burst beyond that: what the rate allows in 10 ms.
 const BURSTS_A_SECOND: u64 = 100;
-/// What may wait besides a burst: what the rate allows in 50 ms.
+/// The burst of low rates: what the rate allows in 40 ms, so that the first second has 4 % more than the rate.
+const SLOW_BURSTS_A_SECOND: u64 = 25;
+/// The least burst, in packets of the interface: a larger one would never leave.
+const LEAST_PACKETS: u64 = 2;
+/// Bytes of an Ethernet header with VLAN tags.
+const ETHERNET_HEADER: u64 = 22;
+/// The MTU of an interface that doesn't say its own.
+const LARGEST_MTU: u32 = 65_535;
+/// What may wait besides the largest frame or a burst: what the rate allows in 50 ms.
 const QUEUES_A_SECOND: u64 = 20;
 /// The largest burst: at this size no rate that a veth reaches is held up.
 const MAX_BURST: u64 = 256 << 20;
@@ -65,10 +74,13 @@ struct Bucket {
 }
 
 impl Bucket {
-    fn of(rate: ByteRate) -> Self {
+    /// `mtu`: the interface's.
+    fn of(rate: ByteRate, mtu: u32) -> Self {
         let rate = rate.get();
-        let burst = (MIN_BURST + rate / BURSTS_A_SECOND).min(MAX_BURST);
-        let limit = (burst + rate / QUEUES_A_SECOND).min(MAX_QUEUE);
+        let least = LEAST_PACKETS * (u64::from(mtu) + ETHERNET_HEADER);
+        let most = (LARGEST_FRAME + rate / BURSTS_A_SECOND).min(MAX_BURST);
+        let burst = (rate / SLOW_BURSTS_A_SECOND).min(most).max(least);
+        let limit = (burst.max(LARGEST_FRAME) + rate / QUEUES_A_SECOND).min(MAX_QUEUE);
         Self {
             rate,
             burst: burst as u32,
@@ -103,7 +115,14 @@ pub async fn set(handle: &Handle, link: (u32, &str), rate: Option<ByteRate>) -> 
 
 /// Limits what goes out by a link, or changes the limit.
 pub async fn limit(handle: &Handle, (index, name): (u32, &str), rate: ByteRate) -> Result<(), NetlinkError> {
-    let bucket = message(index, BUCKET, TcHandle::ROOT, "tbf", Bucket::of(rate).options());
+    let link = find_link(handle, name).await?;
+    let attributes = link.iter().flat_map(|link| &link.attributes);
+    let mtus = attributes.filter_map(|attribute| match attribute {
+        LinkAttribute::Mtu(mtu) => Some(*mtu),
+        _ => None,
+    });
+    let options = Bucket::of(rate, mtus.last().unwrap_or(LARGEST_MTU)).options();
+    let bucket = message(index, BUCKET, TcHandle::ROOT, "tbf", options);
     let flags = NLM_F_CREATE | NLM_F_REPLACE;
     let limited = request(handle, RouteNetlinkMessage::NewQueueDiscipline(bucket), flags).await;
     limited.map_err(failed("limit (by the kernel's tbf) the bandwidth of", name))?;
@@ -163,13 +182,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_has_room_for_a_whole_frame_at_any_rate() {
+    fn a_bucket_has_room_for_packets_and_for_little_more_than_the_rate() {
         let bucket = |rate| {
-            let Bucket { rate, burst, limit } = Bucket::of(ByteRate::new(rate).unwrap());
+            let Bucket { rate, burst, limit } = Bucket::of(ByteRate::new(rate).unwrap(), 1450);
             (rate, burst, limit)
         };
-        assert_eq!(bucket(125), (125, 65_537, 65_543));
-        assert_eq!(bucket(1_250_000), (1_250_000, 78_036, 140_536));
+        assert_eq!(bucket(125), (125, 2 * 1472, 65_542));
+        assert_eq!(bucket(125_000), (125_000, 5000, 71_786));
+        assert_eq!(bucket(1_250_000), (1_250_000, 50_000, 128_036));
         assert_eq!(bucket(125_000_000), (125_000_000, 1_315_536, 7_565_536));
         let highest = 125_000_000_000_000;
         assert_eq!(bucket(highest), (highest, 256 << 20, 1 << 30));
@@ -177,7 +197,7 @@ mod tests {
 
     #[test]
     fn rates_beyond_32_bits_are_told_whole() {
-        let options = Bucket::of(ByteRate::new(5_000_000_000).unwrap()).options();
+        let options = Bucket::of(ByteRate::new(5_000_000_000).unwrap(), 1450).options();
         let value = |option: &TcOption| {
             let mut value = vec![0; option.value_len()];
             option.emit_value(&mut value);
@@ -189,6 +209,6 @@ mod tests {
         assert_eq!(value(parameters).len(), 36);
         assert_eq!(value(parameters)[8..12], [0xff; 4]);
         assert_eq!(value(rate), 5_000_000_000_u64.to_ne_bytes());
-        assert_eq!(value(burst), (MIN_BURST as u32 + 50_000_000).to_ne_bytes());
+        assert_eq!(value(burst), (LARGEST_FRAME as u32 + 50_000_000).to_ne_bytes());
     }
 }

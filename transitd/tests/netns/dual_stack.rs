@@ -35,7 +35,7 @@ fn local_key(last: u8) -> RowKey {
 
 /// Rules by which packets from the host, and answers from outside, find pods in the table of pods.
 const RULES: [&str; 2] = [
-    "from all fwmark 0x55/0xffff lookup 6081",
+    "from all fwmark 0x55/0x1fff lookup 6081",
     "from all iif lo lookup 6081",
 ];
 

@@ -1,7 +1,8 @@
-//! ENDPOINTS in the kernel: rows of five kinds that share entries.
+//! ENDPOINTS in the kernel: rows of five kinds that share entries. METERS, of which agents write a part.
 
 use std::net::Ipv4Addr;
 
+use thuban_common::meter::{MeterEntry, MeterKey};
 use thuban_common::tables::{EndpointEntry, EndpointKey, LOCAL_ROWS, LocalEntry, RemoteRow};
 use transitd::dataplane::tables::{TableEntry, TableError, TableKey, Tables, capacity};
 
@@ -114,4 +115,21 @@ fn a_kind_of_rows_that_is_full_leaves_others_their_room() {
     tables.set(first, changed).unwrap();
     tables.remove(&first).unwrap();
     tables.set(beyond, entry).unwrap();
+}
+
+#[test]
+fn another_rate_brings_no_new_burst() {
+    let pinned = Pinned::new("SLOTS", 256);
+    let mut tables = Tables::open(&pinned.maps).unwrap();
+    let key = MeterKey::of_endpoint(9);
+    let mut set = |rate| tables.set(TableKey::Meter(key), TableEntry::Meter(rate)).unwrap();
+    let meters = || pinned.map::<MeterKey, MeterEntry>("METERS");
+    set(1000);
+    let used = MeterEntry { rate: 1000, next: 77 };
+    meters().insert(key, used, 0).unwrap();
+    set(2000);
+    assert_eq!(
+        meters().get(&key, 0).unwrap(),
+        MeterEntry { rate: 2000, next: 77 }
+    );
 }

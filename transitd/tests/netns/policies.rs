@@ -446,6 +446,8 @@ fn a_port_of_the_node_that_another_plugin_made_leads_to_its_pod() {
             ));
         }
     }
+    // portmap marks what it is to masquerade.
+    rig.on_node("nft insert rule ip ports in ip saddr 10.0.0.0/16 meta mark set meta mark or 0x2000");
     let node = Ipv4Addr::from(NODE);
     assert_eq!(ask(&mut connect(rig.far(), node, 8081).unwrap()), 1);
     assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(FAR));

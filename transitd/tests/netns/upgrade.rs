@@ -8,7 +8,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use thuban_proto::transit::droplet_message::Message;
-use thuban_proto::transit::{BouncerRow, DropletRow, row::Row};
+use thuban_proto::transit::{
+    BouncerRow, DropletRow, LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, row::Row,
+};
 
 use crate::flow::{Flow, Stream, datagrams, port};
 use crate::pressure::shrunk;
@@ -18,15 +20,49 @@ use crate::wire::Peer;
 /// Number of ends and starts of transitd; `THUBAN_SOAK_RESTARTS` sets another one.
 const ROUNDS: usize = 6;
 
+/// Returns sets, a pod that takes what all say, p1, and one that may say nothing.
+fn policies() -> [Row; 4] {
+    const ALL: u32 = 5;
+    const NOTHING: u32 = 6;
+    let set = |id, rules| {
+        Row::PolicySet(PolicySetRow {
+            vni: 7,
+            id,
+            egress: id == NOTHING,
+            isolated: true,
+            rules,
+        })
+    };
+    let anyone = PolicyRule {
+        tier: PolicyTier::NetworkPolicy.into(),
+        action: PolicyAction::Accept.into(),
+        policy: "ns/all".into(),
+        anyone: true,
+        ..PolicyRule::default()
+    };
+    let pod = |uid, last, ingress_set, egress_set| {
+        let Row::Local(row) = local(7, uid, last) else {
+            panic!("a local row")
+        };
+        Row::Local(LocalRow {
+            ingress_set,
+            egress_set,
+            ..row
+        })
+    };
+    [
+        set(ALL, vec![anyone]),
+        set(NOTHING, vec![]),
+        pod("p1", 5, ALL, 0),
+        pod("denied", 8, 0, NOTHING),
+    ]
+}
+
 /// Returns a rig with p1 and p2 of VPC 7, q of VPC 8 on this node; 10.0.1.20 of VPC 7 lives on 192.0.2.2.
 fn rig(flags: &[&str]) -> Rig {
     let mut rows = base_rows();
-    rows.extend([
-        local(7, "p1", 5),
-        local(7, "p2", 6),
-        local(7, "p3", 7),
-        local(8, "q", 9),
-    ]);
+    rows.extend(policies());
+    rows.extend([local(7, "p2", 6), local(7, "p3", 7), local(8, "q", 9)]);
     rows.push(Row::Droplet(DropletRow {
         address: vec![192, 0, 2, 2],
         ..DropletRow::default()
@@ -41,7 +77,7 @@ fn rig(flags: &[&str]) -> Rig {
     rig.flags = flags.iter().map(ToString::to_string).collect();
     rig.start();
     rig.operator.wait_for_ack();
-    for pod in ["p1", "p2", "q"] {
+    for pod in ["p1", "p2", "q", "denied"] {
         rig.add_pod(pod);
     }
     rig
@@ -106,6 +142,8 @@ impl Traffic {
         let silent = || Box::new(|| None);
         let probes = vec![
             Flow::start(9, datagrams(&of("q"), "10.0.1.6:7", 9), silent()),
+            // What network policy denies.
+            Flow::start(9, datagrams(&of("denied"), "10.0.1.6:7", 9), silent()),
             Flow::start(9, peer.sender(8, 9, "10.0.1.20", "10.0.1.5"), silent()),
             // A probe of this VPC, from a droplet that the source is not on.
             Flow::start(9, peer.sender(7, 9, "10.0.1.5", "10.0.1.6"), silent()),
@@ -191,7 +229,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     let flags = rig.flags.clone();
     let traffic = Traffic::start(&rig);
     let (before, names) = (agents(&rig), links(&rig, 1));
-    assert_eq!((before.len(), names.len()), (3, 2), "{before:?}, {names:?}");
+    assert_eq!((before.len(), names.len()), (4, 2), "{before:?}, {names:?}");
     rig.kill();
     // No rows come: the old programs stay, with their maps.
     rig.operator.shared.lock().unwrap().epoch = 0;
@@ -210,7 +248,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     assert_eq!(links(&rig, 2), [] as [String; 0]);
     // A pod that ends meanwhile is removed with its program; no new pod begins.
     assert_eq!(rig.del("q"), None);
-    assert_eq!(agents(&rig).len(), 2);
+    assert_eq!(agents(&rig).len(), 3);
     rig.pod_namespace("p3");
     let (_, error) = rig.plugin("ADD", "p3", "1.1.0", json!({}));
     assert!(
@@ -233,7 +271,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     assert_eq!(layouts(&rig), ["layout_2"], "{}", rig.log());
     assert_eq!(links(&rig, 2), names);
     let after = agents(&rig);
-    assert_eq!(after.len(), 2);
+    assert_eq!(after.len(), 3);
     assert!(
         after.iter().all(|agent| !before.contains(agent)),
         "{before:?} {after:?}"

@@ -4,8 +4,9 @@
 //!
 //! Invariant: each name or number of this kind is defined here and nowhere else.
 
-/// The part of a packet's mark that tells its kind. kubelet, kube-proxy and portmap use none of its bits.
-pub const MARK_MASK: u32 = 0xffff;
+/// The part of a packet's mark that tells its kind. kubelet, kube-proxy and portmap use none of its bits: theirs are
+/// 0x2000, 0x4000 and 0x8000, which they may set beside.
+pub const MARK_MASK: u32 = 0x1fff;
 /// Low half of the mark of packets from a pod that are to leave in the node's name. [`mark_of`] gives the high half.
 pub const MARK_EGRESS: u32 = 0x0054;
 /// Low half of the mark of such packets from a pod that may also reach the node itself.
@@ -121,6 +122,6 @@ mod tests {
         ] {
             assert_ne!(other & MARK_FROM_POD_MASK, MARK_FROM_POD, "{other:#x}");
         }
-        assert_eq!(MARK_ANSWER & 0xe000, 0, "bits of kubelet, kube-proxy and portmap");
+        assert_eq!(MARK_MASK & 0xe000, 0, "bits of kubelet, kube-proxy and portmap");
     }
 }

@@ -93,6 +93,17 @@ impl Hollow {
         )
     }
 
+    /// Returns how many pods of these namespaces live here with sets of policy for both directions, and how many at all.
+    pub fn judged(&self, spaces: &HashSet<String>) -> (usize, usize) {
+        let state = self.state();
+        let pods = state.program.locals();
+        let pods = pods.filter(|pod| spaces.contains(&pod.pod_namespace));
+        pods.fold((0, 0), |(judged, all), pod| {
+            let is_judged = pod.ingress_set.is_some() && pod.egress_set.is_some();
+            (judged + usize::from(is_judged), all + 1)
+        })
+    }
+
     /// Reports the detachment of a pod, as CNI DEL does.
     pub fn detach(&self, number: usize) {
         let mut state = self.state();

@@ -11,6 +11,7 @@ mod load;
 mod metrics;
 mod plane;
 mod plot;
+mod policies;
 pub mod process;
 mod progress;
 pub mod report;
@@ -209,6 +210,7 @@ impl Bench {
         self.report.add("operator_rss_mib", "MiB", usage.rss_mib);
         self.report
             .add("operator_rss_most_mib", "MiB", usage.most_rss_mib);
+        self.policies().await?;
         self.vpc_rounds().await?;
         self.resync().await?;
         self.check_rows().await;

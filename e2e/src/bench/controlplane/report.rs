@@ -125,6 +125,31 @@ fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
             None,
             "most memory of the operator meanwhile",
         ),
+        (
+            "policy_effect_p50_ms",
+            None,
+            "NetworkPolicy made to in force at all its pods",
+        ),
+        (
+            "policy_effect_p99_ms",
+            Some(AtMost(1000.0)),
+            "the same, 99 of 100",
+        ),
+        (
+            "policies_operator_mib",
+            Some(AtMost(40.0)),
+            "more memory of the operator with 500 policies",
+        ),
+        (
+            "with_policies_churn_rows_per_endpoint",
+            Some(AtMost(rows)),
+            "new rows of an endpoint beside these",
+        ),
+        (
+            "with_policies_provisioned_p99_ms",
+            None,
+            "binding to Provisioned beside these, 99 of 100",
+        ),
         ("vpc_1_ms", None, "a VPC made to Provisioned"),
         ("vpcs_50_ms", None, "50 VPCs made at once"),
         ("vpcs_50_over_1", Some(AtMost(2.0)), "their ratio"),

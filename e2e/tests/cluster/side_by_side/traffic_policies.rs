@@ -319,6 +319,7 @@ fn host_port_reaches_pod_from_outside_and_its_own_node() {
     for (namespace, host_port) in [("default", 18080), ("red", 18081)] {
         let mut made = Made::new(cluster, namespace);
         let mut pod = netexec_manifest(namespace, "host-port", &nodes[1], None);
+        pod["metadata"]["labels"] = json!({"app": "host-port"});
         pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": PORT, "hostPort": host_port}]);
         made.make(&pod).unwrap();
         let pod = running(cluster, namespace, "host-port").unwrap();
@@ -331,6 +332,27 @@ fn host_port_reaches_pod_from_outside_and_its_own_node() {
         }
         if namespace == "default" {
             assert_eq!(client((at, host_port)).unwrap(), IpAddr::from(cluster.gateway()));
+            let beside = made.server("host-port-beside", &nodes[1], "beside").unwrap();
+            let name = beside.inside(|| http_hostname_at((at, host_port), REACHED));
+            assert_eq!(name.unwrap(), pod.name, "a pod of the same node");
+        }
+        // Policies see the client's own address.
+        for (range, is_accepted) in [
+            ("203.0.113.0/24", false),
+            (&*format!("{}/32", cluster.gateway()), true),
+        ] {
+            made.make(&json!({
+                "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+                "metadata": {"name": "host-port", "namespace": namespace},
+                "spec": {
+                    "podSelector": {"matchLabels": {"app": "host-port"}}, "policyTypes": ["Ingress"],
+                    "ingress": [{"from": [{"ipBlock": {"cidr": range}}]}],
+                },
+            }))
+            .unwrap();
+            let patience = if is_accepted { REACHED } else { NOT_REACHED };
+            let as_said = || Ok(http_hostname_at((at, host_port), patience).is_ok() == is_accepted);
+            cluster.wait_for("what the policy says", SOON, as_said).unwrap();
         }
         delete(cluster, &["pod", "-n", namespace, "host-port", "--now"]).unwrap();
         let is_gone = || Ok(http_hostname_at((at, host_port), NOT_REACHED).is_err());
