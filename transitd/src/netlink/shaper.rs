@@ -116,12 +116,12 @@ pub async fn set(handle: &Handle, link: (u32, &str), rate: Option<ByteRate>) -> 
 /// Limits what goes out by a link, or changes the limit.
 pub async fn limit(handle: &Handle, (index, name): (u32, &str), rate: ByteRate) -> Result<(), NetlinkError> {
     let link = find_link(handle, name).await?;
-    let attributes = link.iter().flat_map(|link| &link.attributes);
-    let mtus = attributes.filter_map(|attribute| match attribute {
+    let mut attributes = link.iter().flat_map(|link| &link.attributes);
+    let mtu = attributes.find_map(|attribute| match attribute {
         LinkAttribute::Mtu(mtu) => Some(*mtu),
         _ => None,
     });
-    let options = Bucket::of(rate, mtus.last().unwrap_or(LARGEST_MTU)).options();
+    let options = Bucket::of(rate, mtu.unwrap_or(LARGEST_MTU)).options();
     let bucket = message(index, BUCKET, TcHandle::ROOT, "tbf", options);
     let flags = NLM_F_CREATE | NLM_F_REPLACE;
     let limited = request(handle, RouteNetlinkMessage::NewQueueDiscipline(bucket), flags).await;

@@ -120,19 +120,18 @@ fn assert_unlimited(rig: &Rig, from: &str, to: &str, address: Ipv4Addr) {
 /// is, and only that it is no larger: load takes away from it.
 #[test]
 fn limits_of_any_size_hold_from_the_first_second() {
-    let within: Option<f64> = std::env::var("THUBAN_RATES_WITHIN")
-        .ok()
-        .map(|text| text.parse().unwrap());
+    let within = std::env::var("THUBAN_RATES_WITHIN").ok();
+    let within: Option<u64> = within.map(|text| text.parse().unwrap());
     let all = [125_000, 1_250_000, 12_500_000, 125_000_000];
     let rates = if within.is_some() { &all[..] } else { &all[2..3] };
+    let least = within.map_or(0, |within| 1000 - 10 * within);
+    let most = 1000 + 10 * within.unwrap_or(15);
     let mut off = Vec::new();
     for expected in rates {
         let rig = rig_with(vec![]);
         let [p1, p2] = ["p1", "p2"].map(|name| pod(&rig, name));
         let mtu = rig.in_pod_text("p1", "cat /sys/class/net/eth0/mtu");
-        let mtu: f64 = mtu.trim().parse().unwrap();
-        // Limits count whole frames. A stream of TCP has 52 bytes of headers behind that of Ethernet.
-        let share = (mtu - 52.0) / (mtu + 14.0);
+        let mtu: u64 = mtu.trim().parse().unwrap();
         rig.operator
             .push_and_wait(vec![limited(*expected, *expected)], vec![]);
         eventually("the limits", || times_set(&rig) > 0);
@@ -142,12 +141,11 @@ fn limits_of_any_size_hold_from_the_first_second() {
             ("to outside", [&p1, rig.far()], FAR),
             ("to the node", [&p1, rig.node()], Ipv4Addr::from(NODE)),
         ] {
-            let measured = stream(ends, address, Duration::from_secs(1)) as f64 / share;
-            let ratio = measured / *expected as f64;
-            println!("{} Mb/s {way}: {ratio:.3}", expected / 125_000);
-            off.extend((ratio > 1.0 + within.unwrap_or(15.0) / 100.0).then(|| (*expected, way, ratio)));
-            let is_low = within.is_some_and(|within| ratio < 1.0 - within / 100.0);
-            off.extend(is_low.then_some((*expected, way, ratio)));
+            let measured = stream(ends, address, Duration::from_secs(1));
+            // Limits count whole frames. A stream of TCP has 52 bytes of headers behind that of Ethernet.
+            let permille = measured * 1000 * (mtu + 14) / (mtu - 52) / expected;
+            println!("{} kb/s {way}: {permille} permille", expected / 125);
+            off.extend((!(least..=most).contains(&permille)).then_some((*expected, way, permille)));
         }
     }
     assert!(off.is_empty(), "{off:?}");

@@ -5,6 +5,11 @@ use serde_json::{Value, json};
 
 use crate::rig::{Rig, base_rows, eventually, local};
 
+/// The first byte of a call.
+const CALL: u8 = 0x85;
+/// Register 10 becomes 0.
+const WRITE_TO_FRAME_POINTER: [u8; 8] = [0xb7, 0x0a, 0, 0, 0, 0, 0, 0];
+
 fn rig() -> Rig {
     let mut rows = base_rows();
     rows.extend([local(7, "p1", 5), local(7, "p2", 6), local(7, "p3", 7)]);
@@ -17,7 +22,7 @@ fn rig() -> Rig {
     rig
 }
 
-/// Writes the same object in which these programs begin with an exit without a value, which the verifier refuses.
+/// Writes the same object in which these programs begin with a write to the frame pointer, which the verifier refuses.
 fn broken(rig: &Rig, programs: &[&str]) -> std::path::PathBuf {
     let mut bytes = std::fs::read(&rig.programs).unwrap();
     let offsets: Vec<u64> = {
@@ -30,7 +35,12 @@ fn broken(rig: &Rig, programs: &[&str]) -> std::path::PathBuf {
         programs.iter().map(offset).collect()
     };
     for offset in offsets {
-        bytes[offset as usize..offset as usize + 8].copy_from_slice(&[0x95, 0, 0, 0, 0, 0, 0, 0]);
+        // The loader looks for the functions that calls name.
+        let mut at = offset as usize;
+        while bytes[at] == CALL {
+            at += 8;
+        }
+        bytes[at..at + 8].copy_from_slice(&WRITE_TO_FRAME_POINTER);
     }
     let path = rig.directory.join("broken.o");
     std::fs::write(&path, bytes).unwrap();

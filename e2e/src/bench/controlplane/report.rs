@@ -125,6 +125,26 @@ fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
             None,
             "most memory of the operator meanwhile",
         ),
+        ("vpc_1_ms", None, "a VPC made to Provisioned"),
+        ("vpcs_50_ms", None, "50 VPCs made at once"),
+        ("vpcs_50_over_1", Some(AtMost(2.0)), "their ratio"),
+        ("vpcs_50_writes", None, "writes of these 50, events aside"),
+        (
+            "api_alone_ms",
+            None,
+            "API server alone: as many ConfigMaps, 50 at once",
+        ),
+        ("vpcs_50_over_api_alone", None, "50 VPCs beside that"),
+        ("load_rate", None, "endpoints a second in bulk"),
+        ("drain_rate", None, "endpoints a second removed in bulk"),
+    ]
+}
+
+/// Returns the goals with network policies.
+fn policy_goals(plan: &Plan) -> impl Iterator<Item = (&'static str, Option<Bound>, &'static str)> {
+    use Bound::AtMost;
+    let rows = f64::from(plan.bouncers + 1);
+    [
         (
             "policy_effect_p50_ms",
             None,
@@ -150,19 +170,8 @@ fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
             None,
             "binding to Provisioned beside these, 99 of 100",
         ),
-        ("vpc_1_ms", None, "a VPC made to Provisioned"),
-        ("vpcs_50_ms", None, "50 VPCs made at once"),
-        ("vpcs_50_over_1", Some(AtMost(2.0)), "their ratio"),
-        ("vpcs_50_writes", None, "writes of these 50, events aside"),
-        (
-            "api_alone_ms",
-            None,
-            "API server alone: as many ConfigMaps, 50 at once",
-        ),
-        ("vpcs_50_over_api_alone", None, "50 VPCs beside that"),
-        ("load_rate", None, "endpoints a second in bulk"),
-        ("drain_rate", None, "endpoints a second removed in bulk"),
     ]
+    .into_iter()
 }
 
 impl Report {
@@ -198,7 +207,7 @@ impl Report {
 
     fn tables(&self, plan: &Plan) -> String {
         let mut table = Table::new(["metric", "", "what it is", "goal"]).right(1..2);
-        for (metric, bound, meaning) in goals(plan) {
+        for (metric, bound, meaning) in goals(plan).into_iter().chain(policy_goals(plan)) {
             let Some(value) = self.value(metric) else { continue };
             let goal = bound.map(|bound| judge(value, bound)).unwrap_or_default();
             table.row([metric, &number(value), meaning, &goal]);
