@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use thuban_api::identifiers::Vni;
 use thuban_api::{DeniedPeer, PacketDirection};
+use thuban_proto::MAX_DENIALS;
 use thuban_proto::transit::{
     Denial, Denials as Report, OperatorMessage, PolicyKey, ReportDenials, operator_message,
 };
@@ -22,8 +23,6 @@ use crate::model::world::World;
 
 /// How often the hub looks which sets droplets are to be asked of, and what can be written, while a policy is reported.
 const LOOK: Duration = Duration::from_secs(10);
-/// The most denials of one report that count.
-const MAX_DENIALS: usize = 1024;
 
 type SetKey = (Vni, PolicyId);
 
