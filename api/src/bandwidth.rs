@@ -20,23 +20,27 @@ const EXPECTED: &str = "expected a quantity of bits per second between 1k and 1P
 #[serde(rename_all = "camelCase")]
 pub struct NetworkBandwidth {
     /// The rate at which a pod without the annotation `kubernetes.io/egress-bandwidth` may send.
+    /// Bits per second, from `1k` to `1P`, such as `100M`.
     /// Default: `maxEgress`, and no limit without that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(IS_RATE).message(EXPECTED))]
     #[schemars(length(max = 32))]
     pub default_egress: Option<String>,
     /// The rate at which a pod without the annotation `kubernetes.io/ingress-bandwidth` may receive.
+    /// Bits per second, from `1k` to `1P`, such as `100M`.
     /// Default: `maxIngress`, and no limit without that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(IS_RATE).message(EXPECTED))]
     #[schemars(length(max = 32))]
     pub default_ingress: Option<String>,
     /// The highest rate at which a pod may send, whatever its annotation asks for.
+    /// Bits per second, from `1k` to `1P`, such as `100M`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(IS_RATE).message(EXPECTED))]
     #[schemars(length(max = 32))]
     pub max_egress: Option<String>,
     /// The highest rate at which a pod may receive, whatever its annotation asks for.
+    /// Bits per second, from `1k` to `1P`, such as `100M`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(IS_RATE).message(EXPECTED))]
     #[schemars(length(max = 32))]
@@ -50,6 +54,7 @@ pub struct NetworkBandwidth {
 pub struct VpcBandwidth {
     /// The rate at which all pods of the VPC on a node together may send to other nodes and to outside.
     /// What is more is dropped. Each node has the limit for itself.
+    /// Bits per second, from `1k` to `1P`, such as `100M`.
     /// Default: no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[x_kube(validation = Rule::new(IS_RATE).message(EXPECTED))]

@@ -17,7 +17,6 @@ use crate::Condition;
     shortname = "pst",
     namespaced,
     status = "PolicyStateStatus",
-    printcolumn(name = "Pods", type_ = "integer", json_path = ".status.pods"),
     printcolumn(name = "Droplets", type_ = "integer", json_path = ".status.droplets"),
     printcolumn(name = "Ready", type_ = "integer", json_path = ".status.readyDroplets"),
     printcolumn(
@@ -65,7 +64,7 @@ pub struct Denied {
     pub since: String,
     /// How many packets were denied, as far as nodes have reported them.
     pub packets: u64,
-    /// Who sent or was to get the last of these packets, the latest first, at most 10.
+    /// The peers of the last of these packets, the latest first, at most 10.
     pub last_peers: Vec<DeniedPeer>,
 }
 
@@ -77,7 +76,7 @@ pub enum PacketDirection {
     Egress,
 }
 
-/// The other side of a packet that was denied.
+/// A peer is who sent a packet that was denied, or who was to get it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DeniedPeer {

@@ -7,4 +7,5 @@ pub mod hub;
 pub mod leader;
 pub mod metrics;
 pub mod model;
+pub mod rate_limit;
 pub mod stream;

@@ -35,6 +35,8 @@ pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
 /// so they needed no version. Version 2 added `Load`, `LocalRow.moved_from` and `relays` of `VpcRow`
 /// and `NetworkRow`.
 pub const PROTOCOL_VERSION: u32 = 2;
+/// The most entries of one `Denials`.
+pub const MAX_DENIALS: usize = 1024;
 /// Socket on which transitd listens for the CNI plugin, unless the CNI configuration names another path.
 pub const DEFAULT_CNI_SOCKET: &str = "/run/thuban/cni.sock";
 /// Directory in which the CNI plugin leaves DELs while transitd is away, unless the CNI configuration names another

@@ -8,7 +8,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::ClusterNetworkPolicy;
 
 use crate::controller::context::Context;
-use crate::controller::policy_state::{sync_cluster, tell, wants_report};
+use crate::controller::policy_state::{forget, sync_cluster, tell, wants_report};
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::update_status;
 use crate::controller::runtime::watch::Change;
@@ -24,6 +24,9 @@ pub fn on_change(context: &Context, change: &Change<ClusterNetworkPolicy>) {
     context
         .hub
         .set_reported(&name, spec.is_some() && wants_report(policy));
+    if matches!(change, Change::Gone(_)) {
+        forget(policy, context);
+    }
     context.hub.triggers.cluster_policy(&name);
 }
 

@@ -23,13 +23,13 @@ use crate::controller::runtime::clocks::Clocks;
 use crate::controller::runtime::events::Events;
 use crate::controller::runtime::heartbeat::Heartbeats;
 use crate::controller::runtime::objects::Object;
-use crate::controller::runtime::rate_limit::RateLimit;
 use crate::controller::runtime::waits::Waits;
 use crate::hub::{Health, Hub};
 use crate::metrics::{DropletCounts, Leadership};
 use crate::model::cached::internal_ips;
 use crate::model::validation::RefusedRanges;
 use crate::model::world::World;
+use crate::rate_limit::RateLimit;
 
 /// The options of one leadership.
 #[derive(Debug)]

@@ -46,6 +46,7 @@ pub fn on_change(context: &Context, change: &Change<NetworkPolicy>) {
         Change::Gone(_) => {
             let uid = policy.uid().unwrap_or_default();
             context.policies_told.with(|told| told.remove(&uid));
+            policy_state::forget(policy, context);
         }
     }
 }

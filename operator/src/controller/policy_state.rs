@@ -20,6 +20,7 @@ use thuban_api::{
     REPORT_DENIED_ANNOTATION, SYSTEM_NAMESPACE,
 };
 
+use crate::controller::cache::last_seen::Sights;
 use crate::controller::context::Context;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
@@ -37,6 +38,9 @@ const CONDITION_DELAY: Duration = Duration::from_secs(1);
 const WAIT_RETRY: Duration = Duration::from_secs(10);
 /// How long the workflow waits for the watch.
 const WATCH_RETRY: Duration = Duration::from_millis(500);
+
+/// How many characters of an annotation's value an event shows.
+const MAX_VALUE: usize = 64;
 
 const MALFORMED: &str = "Malformed";
 const TOO_MANY: &str = "TooManyPolicies";
@@ -59,6 +63,34 @@ pub fn wants_report<K: Object>(policy: &K) -> bool {
     annotation.is_some_and(|value| value == "true")
 }
 
+/// Returns what is news of a policy's annotation, the value of which is given: a value without effect is told once.
+fn annotation_news(told: &Sights<String>, uid: &str, value: Option<&String>) -> Option<String> {
+    let Some(note) = value.and_then(|value| without_effect(value)) else {
+        told.forget(uid);
+        return None;
+    };
+    let before = told.replace(uid, note.clone());
+    (before.as_ref() != Some(&note)).then_some(note)
+}
+
+/// Returns what to tell of a value of the annotation that its author may take for `true`.
+fn without_effect(value: &str) -> Option<String> {
+    if matches!(value, "true" | "false") {
+        return None;
+    }
+    let value: String = value.chars().take(MAX_VALUE).collect();
+    Some(format!(
+        "annotation {REPORT_DENIED_ANNOTATION}: {value:?} has no effect: the only value that has one is \"true\"; set \
+         it, or remove the annotation"
+    ))
+}
+
+/// Forgets what was told of a policy that is gone.
+pub fn forget<K: Object>(policy: &K, context: &Context) {
+    let uid = policy.uid().unwrap_or_default();
+    context.last_seen.report_denied.forget(&uid);
+}
+
 /// What is to be said of a policy.
 pub struct Told {
     pub standing: PolicyStanding,
@@ -68,8 +100,14 @@ pub struct Told {
 }
 
 /// Returns what is to be said of a policy, of which `known` is said already. `name` is the name by which the world
-/// knows it. Writes an event if it is malformed, or has no room somewhere, and that is news.
+/// knows it. Writes an event if it is malformed, has no room somewhere, or has an annotation without effect, and that
+/// is news.
 pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Context) -> Told {
+    let (uid, annotation) = (policy.uid(), policy.annotations().get(REPORT_DENIED_ANNOTATION));
+    let told = &context.last_seen.report_denied;
+    if let Some(note) = annotation_news(told, &uid.unwrap_or_default(), annotation) {
+        context.events.event(policy, true, "InvalidAnnotation", &note);
+    }
     let generation = policy.meta().generation;
     let whose = format!(
         "{}.{}",
@@ -314,7 +352,38 @@ fn state_of<K: Object>(policy: &K, namespace: &str) -> PolicyState {
 
 #[cfg(test)]
 mod tests {
-    use super::{PolicyStanding, TABLE_FULL, WAITS_FOR_ACKS, news};
+    use super::{PolicyStanding, Sights, TABLE_FULL, WAITS_FOR_ACKS, annotation_news, news, without_effect};
+
+    #[test]
+    fn values_of_the_annotation_without_effect_are_told() {
+        for value in ["true", "false"] {
+            assert_eq!(without_effect(value), None);
+        }
+        for value in ["yes", "True", "1", ""] {
+            let note = without_effect(value).unwrap();
+            for part in [
+                &format!("thuban.dev/report-denied: {value:?} has no effect"),
+                "\"true\"",
+            ] {
+                assert!(note.contains(part), "{note}");
+            }
+        }
+        assert!(without_effect(&"x".repeat(100_000)).unwrap().len() < 300);
+    }
+
+    #[test]
+    fn a_value_without_effect_is_told_once() {
+        let told = Sights::default();
+        let news = |uid, value: Option<&str>| {
+            let value = value.map(str::to_owned);
+            annotation_news(&told, uid, value.as_ref()).is_some()
+        };
+        assert!(news("a", Some("yes")) && news("b", Some("yes")));
+        assert!(!news("a", Some("yes")), "nothing has changed");
+        assert!(news("a", Some("Yes")), "another value");
+        assert!(!news("a", Some("true")) && !news("b", None));
+        assert!(news("a", Some("Yes")) && news("b", Some("yes")), "set again");
+    }
 
     #[test]
     fn a_provisioned_policy_is_told_of_a_full_table_alone() {

@@ -1,58 +1,169 @@
 //! Asks droplets what the policies that are reported deny, and gathers what the droplets tell.
 //!
-//! Invariant: a droplet is asked only of sets that it judges by, and heard only of sets that it was asked of.
+//! Invariant: a droplet is asked only of sets that it judges by, and heard only of sets that it was asked of. What a
+//! droplet reports costs the others a bounded time, however much it is.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::IpAddr;
+mod report;
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use thuban_api::identifiers::Vni;
-use thuban_api::{DeniedPeer, PacketDirection};
-use thuban_proto::transit::{
-    Denial, Denials as Report, OperatorMessage, PolicyKey, ReportDenials, operator_message,
-};
+use thuban_proto::MAX_DENIALS;
+use thuban_proto::transit::{Denials as Report, OperatorMessage, PolicyKey, ReportDenials, operator_message};
 use thuban_rows::PolicyId;
+use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::sleep;
 
 use super::{Hub, State};
 use crate::model::denial_reports::{DenialReports, Gathered, ReportedSet};
-use crate::model::rows;
 use crate::model::world::World;
+use crate::rate_limit::RateLimit;
+use report::Verdicts;
 
 /// How often the hub looks which sets droplets are to be asked of, and what can be written, while a policy is reported.
 const LOOK: Duration = Duration::from_secs(10);
-/// The most denials of one report that count.
-const MAX_DENIALS: usize = 1024;
+/// How many entries a second a droplet may report for long: a full report in half of the minute between two of them.
+const DENIALS_A_SECOND: u32 = MAX_DENIALS as u32 / 30;
 
-type SetKey = (Vni, PolicyId);
+/// The sets of a VPC of which its droplets are asked. Droplets that were asked of the same share it.
+#[derive(Debug, PartialEq, Eq)]
+struct VpcSets {
+    vni: Vni,
+    sets: BTreeMap<PolicyId, ReportedSet>,
+}
+
+#[derive(Debug)]
+struct Asked {
+    /// What the droplet was asked on its present stream, by VPC.
+    vpcs: Vec<Arc<VpcSets>>,
+    /// How many entries of its reports count. A new stream gets no more.
+    limit: RateLimit,
+}
+
+impl Default for Asked {
+    fn default() -> Self {
+        Self {
+            vpcs: Vec::new(),
+            limit: RateLimit::new(DENIALS_A_SECOND, MAX_DENIALS as u32),
+        }
+    }
+}
+
+impl Asked {
+    /// Whether the droplet was asked of these sets, and of no others.
+    fn is_of(&self, vpcs: &[&Arc<VpcSets>]) -> bool {
+        let mut pairs = self.vpcs.iter().zip(vpcs);
+        self.vpcs.len() == vpcs.len() && pairs.all(|(own, other)| Arc::ptr_eq(own, other))
+    }
+}
 
 #[derive(Debug, Default)]
 pub(super) struct Denials {
     reports: DenialReports,
-    /// The sets of which droplets are asked.
-    sets: HashMap<SetKey, ReportedSet>,
-    /// What each droplet was asked on its present stream.
-    asked: HashMap<String, BTreeSet<SetKey>>,
+    /// The sets of which droplets are to be asked, by VPC. While those of a VPC are the same, so is what is shared.
+    vpcs: BTreeMap<Arc<str>, Arc<VpcSets>>,
+    asked: HashMap<String, Asked>,
 }
 
 impl Denials {
     fn is_idle(&self) -> bool {
-        self.reports.is_empty() && self.asked.values().all(BTreeSet::is_empty)
+        self.reports.is_empty() && self.asked.values().all(|asked| asked.vpcs.is_empty())
     }
 
     /// Notes that a droplet begins a stream.
     pub fn forget(&mut self, droplet: &str) {
-        self.asked.remove(droplet);
+        if let Some(asked) = self.asked.get_mut(droplet) {
+            asked.vpcs.clear();
+        }
+    }
+
+    /// Finds the sets of which droplets are to be asked.
+    fn choose_sets(&mut self, world: &World) {
+        let reports = &self.reports;
+        let chosen = if reports.is_empty() {
+            Vec::new()
+        } else {
+            reports.choose(world.reported_sets(|policy| reports.is_reported(policy)))
+        };
+        let mut vpcs: BTreeMap<Arc<str>, VpcSets> = BTreeMap::new();
+        for set in chosen {
+            let of_vpc = vpcs.entry(Arc::clone(&set.vpc)).or_insert_with(|| VpcSets {
+                vni: set.vni,
+                sets: BTreeMap::new(),
+            });
+            of_vpc.sets.insert(set.id, set);
+        }
+        self.vpcs.retain(|vpc, _| vpcs.contains_key(vpc));
+        for (vpc, sets) in vpcs {
+            if self.vpcs.get(&vpc).is_none_or(|known| **known != sets) {
+                self.vpcs.insert(vpc, Arc::new(sets));
+            }
+        }
+    }
+
+    /// Returns the droplets that are to be asked of other sets than before, and notes that they are.
+    fn ask(&mut self, state: &State) -> Vec<Question> {
+        let mut wanted: BTreeMap<&str, Vec<&Arc<VpcSets>>> = BTreeMap::new();
+        for (vpc, sets) in &self.vpcs {
+            for droplet in state.world.endpoint_droplets_of(vpc) {
+                wanted.entry(droplet).or_default().push(sets);
+            }
+        }
+        self.asked.retain(|droplet, _| state.world.is_droplet(droplet));
+        for droplet in wanted.keys() {
+            if !self.asked.contains_key(*droplet) {
+                self.asked.insert((*droplet).to_owned(), Asked::default());
+            }
+        }
+        let mut questions = Vec::new();
+        for (droplet, asked) in &mut self.asked {
+            let vpcs = wanted.get(droplet.as_str()).map_or(&[][..], Vec::as_slice);
+            let Some(sender) = state.senders.get(droplet) else {
+                asked.vpcs.clear();
+                continue;
+            };
+            if !asked.is_of(vpcs) {
+                asked.vpcs = vpcs.iter().copied().map(Arc::clone).collect();
+                questions.push(Question {
+                    sender: sender.clone(),
+                    vpcs: asked.vpcs.clone(),
+                });
+            }
+        }
+        questions
+    }
+}
+
+/// What a droplet is to be asked.
+struct Question {
+    sender: UnboundedSender<OperatorMessage>,
+    vpcs: Vec<Arc<VpcSets>>,
+}
+
+impl Question {
+    fn send(&self) {
+        let sets = self.vpcs.iter().flat_map(|vpc| {
+            let vni = vpc.vni.get();
+            vpc.sets.keys().map(move |id| PolicyKey { vni, id: id.get() })
+        });
+        let asked = ReportDenials { sets: sets.collect() };
+        let message = Some(operator_message::Message::ReportDenials(asked));
+        let _ = self.sender.send(OperatorMessage { message });
     }
 }
 
 impl Hub {
+    pub(super) fn denials(&self) -> MutexGuard<'_, Denials> {
+        self.denials.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Asks droplets for as long as the process leads.
     pub async fn ask_for_denials(&self) {
         loop {
             let news = self.denial_news.notified();
-            let is_idle = self.lock().denials.is_idle();
+            let is_idle = self.denials().is_idle();
             if is_idle {
                 news.await;
             }
@@ -63,28 +174,20 @@ impl Hub {
 
     /// Asks droplets of other sets than before, and triggers policies of which something new can be written.
     pub(super) fn look_at_denials(&self) {
-        let state = &mut *self.lock();
-        if state.held.is_some() {
-            // Droplets have no sets yet that this leader knows.
-            return;
-        }
-        let mut wanted = state.wanted_sets();
-        let is_open = |droplet: &String| state.senders.contains_key(droplet);
-        state.denials.asked.retain(|droplet, _| is_open(droplet));
-        for droplet in state.denials.asked.keys() {
-            wanted.entry(droplet.clone()).or_default();
-        }
-        for (droplet, sets) in wanted {
-            let known = state.denials.asked.get(&droplet);
-            let Some(sender) = state.senders.get(&droplet) else {
-                continue;
-            };
-            if known != Some(&sets) {
-                let _ = sender.send(question(&sets));
-                state.denials.asked.insert(droplet, sets);
+        let (questions, due) = {
+            let state = &*self.lock();
+            if state.held.is_some() {
+                // Droplets have no sets yet that this leader knows.
+                return;
             }
+            let mut denials = self.denials();
+            denials.choose_sets(&state.world);
+            (denials.ask(state), denials.reports.due(self.now()))
+        };
+        for question in &questions {
+            question.send();
         }
-        for policy in state.denials.reports.due(self.now()) {
+        for policy in due {
             self.wake_policy(&policy);
         }
     }
@@ -92,7 +195,7 @@ impl Hub {
     /// Sets whether the packets that a policy denies are to be reported. `policy`: the name by which the world knows
     /// it.
     pub fn set_reported(&self, policy: &str, is_wanted: bool) {
-        let changed = self.lock().denials.reports.set(policy, is_wanted);
+        let changed = self.denials().reports.set(policy, is_wanted);
         for name in &changed {
             self.wake_policy(name);
         }
@@ -103,29 +206,32 @@ impl Hub {
 
     /// Whether packets that the policy denies are reported: it has been set so, and its namespace has not too many.
     pub fn is_reported(&self, policy: &str) -> bool {
-        self.lock().denials.reports.is_reported(policy)
+        self.denials().reports.is_reported(policy)
     }
 
-    /// Gathers what a droplet reports.
+    /// Gathers what a droplet reports. A droplet that reports more than transitd does, or more often, loses what is too
+    /// much.
     pub fn note_denials(&self, droplet: &str, report: &Report) {
-        let state = &mut *self.lock();
-        let Denials { reports, sets, asked } = &mut state.denials;
-        let Some(asked) = asked.get(droplet) else { return };
-        for denial in report.denials.iter().take(MAX_DENIALS) {
-            let key = Vni::new(denial.vni).zip(PolicyId::new(denial.set));
-            let set = key
-                .filter(|key| asked.contains(key))
-                .and_then(|key| sets.get(&key));
-            let Some((set, packet)) = set.zip(Packet::read(denial)) else {
-                continue;
+        let (vpcs, count) = {
+            let denials = self.denials();
+            let Some(asked) = denials.asked.get(droplet) else {
+                return;
             };
-            let Some((policies, is_egress)) = state.world.denying(set, denial.rank) else {
-                continue;
-            };
-            for policy in policies {
-                let peer = packet.peer(&state.world, set.vni, is_egress);
-                reports.note(&policy, denial.packets, peer);
-            }
+            let wanted = u32::try_from(report.denials.len()).unwrap_or(u32::MAX);
+            (asked.vpcs.clone(), asked.limit.take_up_to(wanted))
+        };
+        let verdicts = Verdicts::read(&vpcs, &report.denials[..count as usize]);
+        if verdicts.is_empty() {
+            return;
+        }
+        let names = |world: &World| {
+            verdicts
+                .iter()
+                .filter_map(|verdicts| verdicts.name(world))
+                .collect()
+        };
+        for (policy, gathered) in report::by_policy(self.read(names)) {
+            self.denials().reports.note(&policy, gathered);
         }
     }
 
@@ -133,100 +239,10 @@ impl Hub {
     /// if `may_write` says so. What can't be written must be given back.
     pub fn take_denied(&self, policy: &str, may_write: impl FnOnce() -> bool) -> Option<Gathered> {
         let now = self.now();
-        self.lock().denials.reports.take(policy, now, may_write)
+        self.denials().reports.take(policy, now, may_write)
     }
 
     pub fn give_denied_back(&self, policy: &str, gathered: Gathered) {
-        self.lock().denials.reports.give_back(policy, gathered);
-    }
-}
-
-impl State {
-    /// Returns the sets that each droplet is to be asked of, and remembers them.
-    fn wanted_sets(&mut self) -> BTreeMap<String, BTreeSet<SetKey>> {
-        let reports = &self.denials.reports;
-        let chosen = if reports.is_empty() {
-            Vec::new()
-        } else {
-            reports.choose(self.world.reported_sets(|policy| reports.is_reported(policy)))
-        };
-        let mut by_vpc: BTreeMap<&str, BTreeSet<SetKey>> = BTreeMap::new();
-        for set in &chosen {
-            by_vpc.entry(&set.vpc).or_default().insert((set.vni, set.id));
-        }
-        let mut wanted: BTreeMap<String, BTreeSet<SetKey>> = BTreeMap::new();
-        for (vpc, keys) in by_vpc {
-            for droplet in self.world.endpoint_droplets_of(vpc) {
-                wanted.entry(droplet.to_owned()).or_default().extend(&keys);
-            }
-        }
-        self.denials.sets = chosen.into_iter().map(|set| ((set.vni, set.id), set)).collect();
-        wanted
-    }
-}
-
-fn question(sets: &BTreeSet<SetKey>) -> OperatorMessage {
-    let key = |(vni, id): &SetKey| PolicyKey {
-        vni: vni.get(),
-        id: id.get(),
-    };
-    let asked = ReportDenials {
-        sets: sets.iter().map(key).collect(),
-    };
-    OperatorMessage {
-        message: Some(operator_message::Message::ReportDenials(asked)),
-    }
-}
-
-/// A packet that a droplet reports.
-#[derive(Debug)]
-struct Packet {
-    source: IpAddr,
-    destination: IpAddr,
-    protocol: String,
-    port: Option<u16>,
-    time: String,
-}
-
-impl Packet {
-    fn read(denial: &Denial) -> Option<Self> {
-        let protocol = match denial.protocol {
-            1 => "ICMP".to_owned(),
-            6 => "TCP".to_owned(),
-            17 => "UDP".to_owned(),
-            58 => "ICMPv6".to_owned(),
-            132 => "SCTP".to_owned(),
-            number => number.to_string(),
-        };
-        let age = SignedDuration::from_millis(i64::try_from(denial.age_ms).unwrap_or(i64::MAX));
-        let time = Timestamp::now()
-            .saturating_sub(age)
-            .unwrap_or(Timestamp::UNIX_EPOCH);
-        Some(Self {
-            source: rows::address(&denial.source)?,
-            destination: rows::address(&denial.destination)?,
-            protocol,
-            port: u16::try_from(denial.port).ok().filter(|port| *port != 0),
-            // Of one length, so that the order of texts is that of times.
-            time: format!("{time:.3}"),
-        })
-    }
-
-    /// Returns the other side of the packet. Only pods of the VPC have names.
-    fn peer(&self, world: &World, vni: Vni, is_egress: bool) -> DeniedPeer {
-        let (direction, own, other) = if is_egress {
-            (PacketDirection::Egress, self.source, self.destination)
-        } else {
-            (PacketDirection::Ingress, self.destination, self.source)
-        };
-        DeniedPeer {
-            time: self.time.clone(),
-            direction,
-            pod: world.pod_at(vni, own),
-            address: other.to_string(),
-            peer_pod: world.pod_at(vni, other),
-            protocol: self.protocol.clone(),
-            port: self.port,
-        }
+        self.denials().reports.give_back(policy, gathered);
     }
 }

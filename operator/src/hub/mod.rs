@@ -33,6 +33,7 @@ use crate::model::full_tables::FullTables;
 use crate::model::rows::{Key, PackedRow};
 use crate::model::world::{Delta, EndpointName, NodePort, World};
 use attachments::Attachments;
+use denials::Denials;
 use rests::Rests;
 
 pub use attachments::Report;
@@ -86,7 +87,6 @@ struct State {
     rests: Rests,
     full: FullTables,
     steps: policy::Steps,
-    denials: denials::Denials,
     next_id: u64,
 }
 
@@ -143,6 +143,9 @@ pub enum Health {
 
 pub struct Hub {
     state: Mutex<State>,
+    /// What policies deny has a lock of its own, because a droplet may report much. Nobody who holds it takes that of
+    /// the state.
+    denials: Mutex<Denials>,
     started: Instant,
     epoch: u64,
     /// Addresses of all Nodes.
@@ -177,11 +180,11 @@ impl Hub {
             rests: Rests::default(),
             full: FullTables::default(),
             steps: policy::Steps::default(),
-            denials: denials::Denials::default(),
             next_id: 1,
         };
         Self {
             state: Mutex::new(state),
+            denials: Mutex::default(),
             started: Instant::now(),
             epoch,
             nodes: RwLock::default(),
@@ -333,7 +336,7 @@ impl Hub {
         let stream = (opened.id, opened.kinds.clone());
         let sequence = state.acks.open(droplet, stream, program.keys(), self.now());
         state.full.forget(droplet);
-        state.denials.forget(droplet);
+        self.denials().forget(droplet);
         let snapshot = Program {
             epoch: self.epoch,
             sequence,

@@ -4,7 +4,9 @@
 //! Invariant: a namespace makes a bounded amount of work, whatever it annotates and whatever is denied. The first
 //! policies by name count, and one namespace's never displace those of another one that come earlier in their own.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::mem;
 use std::sync::Arc;
 
 use thuban_api::DeniedPeer;
@@ -31,9 +33,9 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    fn add(&mut self, packets: u64, peers: impl IntoIterator<Item = DeniedPeer>) {
-        self.packets = sum(self.packets, packets);
-        note_peers(&mut self.last_peers, peers);
+    fn add(&mut self, other: Self) {
+        self.packets = sum(self.packets, other.packets);
+        note_peers(&mut self.last_peers, other.last_peers);
     }
 }
 
@@ -45,25 +47,48 @@ pub fn sum(one: u64, other: u64) -> u64 {
 /// Adds peers to those of a policy: each once, with its latest time, and the latest only.
 pub fn note_peers(known: &mut Vec<DeniedPeer>, peers: impl IntoIterator<Item = DeniedPeer>) {
     known.extend(peers);
-    known.sort_by(|one, other| other.time.cmp(&one.time));
-    let mut seen = Vec::new();
-    known.retain(|peer| {
-        let peer = DeniedPeer {
-            time: String::new(),
-            ..peer.clone()
-        };
-        let is_new = seen.len() < MAX_PEERS && !seen.contains(&peer);
-        if is_new {
-            seen.push(peer);
+    keep_latest(known, |one, other| other.time.cmp(&one.time), is_same);
+}
+
+/// Keeps the latest of each group of same ones, and so many groups as peers of a policy. `order`: that of the latest
+/// first.
+pub fn keep_latest<T>(
+    all: &mut Vec<T>,
+    order: impl Fn(&T, &T) -> Ordering,
+    is_same: impl Fn(&T, &T) -> bool,
+) {
+    let mut rest = mem::take(all);
+    rest.sort_by(order);
+    for next in rest {
+        if all.len() == MAX_PEERS {
+            break;
         }
-        is_new
-    });
+        if !all.iter().any(|later| is_same(later, &next)) {
+            all.push(next);
+        }
+    }
+}
+
+/// Whether two peers differ at most in their time.
+fn is_same(one: &DeniedPeer, other: &DeniedPeer) -> bool {
+    let DeniedPeer {
+        time: _,
+        direction,
+        pod,
+        address,
+        peer_pod,
+        protocol,
+        port,
+    } = one;
+    (direction, port) == (&other.direction, &other.port)
+        && (address, protocol) == (&other.address, &other.protocol)
+        && (pod, peer_pod) == (&other.pod, &other.peer_pod)
 }
 
 /// A set with rules of policies that are reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReportedSet {
-    pub vpc: String,
+    pub vpc: Arc<str>,
     pub vni: Vni,
     pub id: PolicyId,
     /// The policies that are reported and have rules in the set.
@@ -153,11 +178,10 @@ impl DenialReports {
         wanted.position(|name| name == policy).unwrap_or(usize::MAX)
     }
 
-    /// Notes packets that a policy denied, and the peer of one of them.
-    pub fn note(&mut self, policy: &str, packets: u64, peer: DeniedPeer) {
+    /// Adds what a droplet has reported of a policy.
+    pub fn note(&mut self, policy: &str, reported: Gathered) {
         if self.is_reported(policy) {
-            let gathered = self.gathered.entry(policy.to_owned()).or_default();
-            gathered.add(packets, [peer]);
+            self.gathered.entry(policy.to_owned()).or_default().add(reported);
         }
     }
 
@@ -185,8 +209,7 @@ impl DenialReports {
     pub fn give_back(&mut self, policy: &str, gathered: Gathered) {
         if self.is_reported(policy) {
             self.taken.remove(policy);
-            let mine = self.gathered.entry(policy.to_owned()).or_default();
-            mine.add(gathered.packets, gathered.last_peers);
+            self.note(policy, gathered);
         }
     }
 }
@@ -207,6 +230,13 @@ mod tests {
             address: address.to_owned(),
             time: format!("2026-01-01T00:00:{time:02}.000Z"),
             ..DeniedPeer::default()
+        }
+    }
+
+    fn gathered(packets: u64, address: &str, time: u32) -> Gathered {
+        Gathered {
+            packets,
+            last_peers: vec![peer(address, time)],
         }
     }
 
@@ -242,7 +272,7 @@ mod tests {
         assert_eq!(reports.set("b/p", true), ["b/p"]);
         assert_eq!(reports.set("cluster", true), ["cluster"]);
         assert!(reports.is_reported("a/p15") && !reports.is_reported("a/p16"));
-        reports.note("a/p16", 1, peer("10.0.0.1", 0));
+        reports.note("a/p16", gathered(1, "10.0.0.1", 0));
         assert!(reports.due(0).is_empty(), "it doesn't count");
         assert_eq!(
             reports.set("a/p03", false),
@@ -291,19 +321,19 @@ mod tests {
     fn what_is_gathered_is_taken_once_a_minute() {
         let mut reports = DenialReports::default();
         reports.set("a/p", true);
-        reports.note("a/p", 3, peer("10.0.0.1", 1));
-        reports.note("a/p", 4, peer("10.0.0.2", 2));
+        reports.note("a/p", gathered(3, "10.0.0.1", 1));
+        reports.note("a/p", gathered(4, "10.0.0.2", 2));
         assert_eq!(reports.due(5), ["a/p"]);
         assert_eq!(reports.take("a/p", 5, || false), None, "too many writes");
         let taken = reports.take("a/p", 5, || true).unwrap();
         assert_eq!((taken.packets, taken.last_peers.len()), (7, 2));
-        reports.note("a/p", 1, peer("10.0.0.1", 3));
+        reports.note("a/p", gathered(1, "10.0.0.1", 3));
         assert!(reports.due(60_004).is_empty() && reports.take("a/p", 60_004, || true).is_none());
         assert_eq!(reports.due(60_005), ["a/p"]);
         let second = reports.take("a/p", 60_005, || true).unwrap();
         reports.give_back("a/p", second);
         assert_eq!(reports.take("a/p", 60_006, || true).unwrap().packets, 1);
-        reports.note("a/p", 1, peer("10.0.0.1", 3));
+        reports.note("a/p", gathered(1, "10.0.0.1", 3));
         reports.set("a/p", false);
         reports.set("a/p", true);
         assert!(reports.due(200_000).is_empty(), "nothing is left of before");

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thuban_common::policy::{DenialKey, DenialRecord, in_vpc};
+use thuban_proto::MAX_DENIALS;
 use thuban_proto::transit::{Denial, Denials, droplet_message::Message};
 use tokio::time::MissedTickBehavior;
 use tracing::warn;
@@ -15,9 +16,6 @@ use crate::boot;
 use crate::dataplane::denials;
 use crate::node::Node;
 use crate::words::ports;
-
-/// The most denials of one report.
-const MAX_DENIALS: usize = 1024;
 
 /// The counts that the operator knows, or that are of before it asked; none: it has not asked.
 #[derive(Debug, Default)]

@@ -67,4 +67,6 @@ pub struct LastSeen {
     pub limits: Sights<Limits>,
     /// What was told of pods' bandwidth, by the pod's UID.
     pub remarks: Sights<Vec<Remark>>,
+    /// What was told of policies' annotation for denied packets, by the policy's UID.
+    pub report_denied: Sights<String>,
 }

@@ -5,7 +5,6 @@ pub mod error;
 pub mod events;
 pub mod heartbeat;
 pub mod objects;
-pub mod rate_limit;
 pub mod resync;
 pub mod waits;
 pub mod watch;

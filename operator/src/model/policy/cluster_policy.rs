@@ -491,6 +491,7 @@ mod tests {
         for action in ["Deny", "Pass"] {
             let error = second(action, "to", &names, &json!([]), "Admin").unwrap_err();
             assert!(error.starts_with("spec.egress[1].to[0].domainNames: "), "{error}");
+            assert!(error.contains("any other rule denies everybody"), "{error}");
             assert!(
                 error.contains("action: Deny") && error.contains("anyone: true"),
                 "{error}"

@@ -47,7 +47,10 @@ pub enum Problem {
     Tier,
     #[error("is not a known action, so the rule denies; use Accept, Deny or Pass")]
     Action,
-    #[error("domain names are not supported and match nothing; use networks")]
+    #[error(
+        "domain names are not supported: an Accept rule accepts nobody by them, any other rule denies everybody; use \
+         networks"
+    )]
     DomainNames,
 }
 

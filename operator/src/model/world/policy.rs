@@ -446,6 +446,7 @@ impl World {
         let mut sets = Vec::new();
         for (vpc, rollout) in &self.enforcement.rollouts {
             let Some(vni) = self.vni(vpc) else { continue };
+            let vpc: Arc<str> = vpc.as_str().into();
             for id in rollout.set_rows() {
                 let rules = rollout.set_content(id).map_or(&[][..], |set| &set.rules);
                 // Rules of one policy follow each other.
@@ -455,7 +456,7 @@ impl World {
                 let policies: BTreeSet<Arc<str>> = names.cloned().collect();
                 if !policies.is_empty() {
                     sets.push(ReportedSet {
-                        vpc: vpc.clone(),
+                        vpc: Arc::clone(&vpc),
                         vni,
                         id,
                         policies,
@@ -469,7 +470,7 @@ impl World {
     /// Returns which of the policies of a set deny a packet that the set denies by the rule of a rank, or by none, and
     /// whether the set is of egress. None: the set is gone.
     pub fn denying(&self, set: &ReportedSet, rank: u32) -> Option<(Vec<Arc<str>>, bool)> {
-        let content = self.enforcement.rollouts.get(&set.vpc)?.set_content(set.id)?;
+        let content = self.enforcement.rollouts.get(&*set.vpc)?.set_content(set.id)?;
         let rule = usize::try_from(rank)
             .ok()
             .and_then(|rank| content.rules.get(rank));

@@ -227,3 +227,41 @@ fn what_a_cluster_policy_denies_is_told_to_the_platform_team() {
         end_everything(simulation).await;
     });
 }
+
+/// Returns the notes of the events about the annotation of the policy `closed`.
+fn notes(state: &State) -> Vec<&str> {
+    let events = state.store.values(Kind::Event);
+    let own = events.filter(|event| text(event, "/reason") == "InvalidAnnotation");
+    own.filter(|event| text(event, "/regarding/name") == CLOSED.1)
+        .map(|event| text(event, "/note"))
+        .collect()
+}
+
+#[test]
+fn a_value_of_the_annotation_without_effect_is_told() {
+    check("reported-value", 1, async |simulation| {
+        begin_in_use(simulation, 1).await;
+        add(simulation, "closed", false);
+        let set = |value: &str| {
+            simulation.with(|state| {
+                state.store.edit(Kind::NetworkPolicy, EAST, "closed", |policy| {
+                    policy["metadata"]["annotations"] = json!({"thuban.dev/report-denied": value});
+                });
+            });
+        };
+        sleep(Duration::from_secs(30)).await;
+        simulation.with(|state| assert_eq!(notes(state), [""; 0], "false is no mistake"));
+        set("yes");
+        until(simulation, "the value is told", |state| {
+            notes(state).iter().any(|note| note.contains("\"yes\""))
+        })
+        .await;
+        simulation.with(|state| assert!(denied(state, CLOSED).is_none()));
+        set("true");
+        until(simulation, "the count begins", |state| {
+            packets(state, CLOSED) == Some(0)
+        })
+        .await;
+        end_everything(simulation).await;
+    });
+}

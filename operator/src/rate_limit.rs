@@ -31,13 +31,20 @@ impl RateLimit {
 
     /// Takes one action, and returns whether it may be done now.
     pub fn take(&self) -> bool {
+        self.take_up_to(1) == 1
+    }
+
+    /// Takes so many actions, or as many of them as may be done now. Returns how many.
+    pub fn take_up_to(&self, wanted: u32) -> u32 {
         let mut since = self.since.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(left) = since.elapsed().min(self.most).checked_sub(self.each) else {
-            return false;
-        };
-        let now = Instant::now();
-        *since = now.checked_sub(left).unwrap_or(now);
-        true
+        let saved = since.elapsed().min(self.most);
+        let there = saved.as_nanos() / self.each.as_nanos().max(1);
+        let taken = u32::try_from(there).map_or(wanted, |there| there.min(wanted));
+        if taken > 0 {
+            let (left, now) = (saved.saturating_sub(self.each * taken), Instant::now());
+            *since = now.checked_sub(left).unwrap_or(now);
+        }
+        taken
     }
 }
 
@@ -58,5 +65,16 @@ mod tests {
         assert_eq!(taken(), 1, "what was left over counts");
         tokio::time::advance(Duration::from_secs(100)).await;
         assert_eq!(taken(), 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_are_taken_as_far_as_there_are_so_many() {
+        let limit = RateLimit::new(10, 30);
+        let taken = [20, 20, 20].map(|wanted| limit.take_up_to(wanted));
+        assert_eq!(taken, [20, 10, 0]);
+        tokio::time::advance(Duration::from_millis(450)).await;
+        assert_eq!(limit.take_up_to(20), 4);
+        tokio::time::advance(Duration::from_millis(50)).await;
+        assert_eq!(limit.take_up_to(20), 1, "what was left over counts");
     }
 }
