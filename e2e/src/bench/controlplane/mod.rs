@@ -150,7 +150,8 @@ impl Bench {
             .await
             .context("the namespace of probes")?;
         let ladder = plan.ladder.iter().sum::<usize>() * LADDER_SECONDS;
-        let capacity = plan.endpoints + FEW_ENDPOINTS + ladder + plan.churn * plan.seconds + 10;
+        let churned = ladder + plan.churn * plan.seconds + policies::CHURNED;
+        let capacity = plan.endpoints + FEW_ENDPOINTS + churned + 10;
         let book = Arc::new(Book {
             track: Track::new(capacity),
             tally: Tally::default(),

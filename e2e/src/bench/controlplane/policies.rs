@@ -27,6 +27,8 @@ const PARALLEL: usize = 24;
 /// The rate of the churn beside many policies.
 const RATE: usize = 25;
 const SECONDS: usize = 15;
+/// The endpoints that this churn makes.
+pub const CHURNED: usize = RATE * SECONDS;
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Returns a policy for all pods of its namespace, in both directions.
