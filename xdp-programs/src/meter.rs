@@ -54,8 +54,8 @@ fn admit(key: &MeterKey, length: u32) -> Result<(), Counter> {
     takes(key, length).then_some(()).ok_or(Counter::RateExceeded)
 }
 
-/// Returns the bytes of the packets that a frame is sent as. A GSO frame is sent as one for each segment, and its sender
-/// chooses how small these are.
+/// Returns the bytes of the packets that a frame is sent as. A GSO frame is sent as one for each segment, and its
+/// sender chooses how small these are.
 #[inline(never)]
 fn length<F: Frame>(frame: &F, ethertype: u16, outer: u32) -> u32 {
     let (length, size) = (frame.length(), frame.segment_size());

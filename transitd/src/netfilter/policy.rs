@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use thuban_api::identifiers::Vni;
 use thuban_common::host_stack::{NFT_POLICY_TABLE, policy_priority};
-use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
+use thuban_common::packet::ipv4::{ICMP, SCTP, TCP, UDP};
+use thuban_common::packet::ipv6::ICMPV6;
 use thuban_common::policy::{LAST_POINT, point};
 use thuban_rows::PolicyId;
 
@@ -45,6 +46,9 @@ pub(super) fn ruleset(admission: &Admission) -> String {
     ] {
         values.one(name, text);
     }
+    // The image has no names of protocols.
+    values.one("ICMP", ICMP);
+    values.one("ICMPV6", ICMPV6);
     let sets = admission.sets.iter();
     values.each("sets", sets.flat_map(|(set, outside)| objects(*set, outside)));
     let pods = |is_v6| {

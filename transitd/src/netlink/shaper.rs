@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bucket_has_room_for_packets_and_for_little_more_than_the_rate() {
+    fn a_bucket_has_room_for_packets_and_little_more_than_the_rate() {
         let bucket = |rate| {
             let Bucket { rate, burst, limit } = Bucket::of(ByteRate::new(rate).unwrap(), 1450);
             (rate, burst, limit)

@@ -1,4 +1,4 @@
-//! An nft that is slow: only those who need its rules wait for it.
+//! An nft that is slow: only those who need its rules wait for it. An nft that refuses rules: they are left out.
 
 use std::net::Ipv4Addr;
 use std::os::unix::fs::PermissionsExt;
@@ -7,7 +7,9 @@ use std::path::PathBuf;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::row_key::Key;
-use thuban_proto::transit::{AddressKey, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend};
+use thuban_proto::transit::{
+    AddressKey, ExposedPort, ExposedRow, LocalRow, PolicySetRow, RowKey, ServiceBackend,
+};
 
 use crate::dns::{asks, prepare, socket, start};
 use crate::rig::{Rig, eventually, local, mapped};
@@ -35,7 +37,8 @@ fn exposed() -> Row {
     })
 }
 
-/// An nft that waits for as long as the file `hang` exists, and makes the file `hangs` while it waits.
+/// An nft that waits for as long as the file `hang` exists, and makes the file `hangs` while it waits. It refuses texts
+/// with the words in the file `refused`.
 struct Nft {
     directory: PathBuf,
 }
@@ -46,6 +49,9 @@ impl Nft {
         let (program, at) = (directory.join("nft"), directory.display());
         let script = format!(
             "#!/bin/sh\nif [ \"$1\" = -f ]; then while [ -e {at}/hang ]; do touch {at}/hangs; sleep 0.05; done; fi\n\
+             if [ \"$1\" = -f ] && [ -e {at}/refused ]; then text=$(cat)\n\
+             case \"$text\" in *\"$(cat {at}/refused)\"*) echo refused >&2; exit 1;; esac\n\
+             echo \"$text\" | nft \"$@\"; exit; fi\n\
              exec nft \"$@\"\n"
         );
         std::fs::write(&program, script).unwrap();
@@ -135,6 +141,51 @@ fn a_pod_with_an_ingress_set_starts_once_the_rules_hold_it() {
     });
     let pods = rig.on_node("nft list map inet thuban-policy pods");
     assert!(pods.contains("10.0.1.9 : goto closed"), "{pods}");
+}
+
+#[test]
+fn a_set_that_the_kernel_refuses_is_closed_and_no_other() {
+    let mut rig = prepare();
+    let nft = Nft::new(&mut rig);
+    std::fs::write(nft.directory.join("refused"), "chain set-7-000009").unwrap();
+    start(&mut rig);
+    let set = |id| {
+        Row::PolicySet(PolicySetRow {
+            vni: 7,
+            id,
+            egress: false,
+            isolated: true,
+            rules: vec![],
+        })
+    };
+    let isolated = |uid, last, ingress_set| {
+        let Row::Local(row) = local(7, uid, last) else {
+            panic!("a local row")
+        };
+        Row::Local(LocalRow { ingress_set, ..row })
+    };
+    let rows = vec![set(8), set(9), isolated("p5", 9, 9), isolated("p6", 10, 8)];
+    rig.operator.push_and_wait(rows, vec![]);
+    let pods = || rig.on_node("nft list map inet thuban-policy pods");
+    let closed = "10.0.1.9 : goto closed";
+    assert!(
+        pods().contains(closed) && pods().contains("10.0.1.10 : goto set-7-000008"),
+        "{}",
+        pods()
+    );
+    // It stays so, and other changes are written.
+    rig.operator
+        .push_and_wait(vec![set(10), isolated("p6", 10, 10)], vec![]);
+    assert!(
+        pods().contains(closed) && pods().contains("10.0.1.10 : goto set-7-00000a"),
+        "{}",
+        pods()
+    );
+    // Once no pod has the set, it may be tried again.
+    rig.operator.push_and_wait(vec![isolated("p5", 9, 8)], vec![]);
+    std::fs::remove_file(nft.directory.join("refused")).unwrap();
+    rig.operator.push_and_wait(vec![isolated("p5", 9, 9)], vec![]);
+    assert!(pods().contains("10.0.1.9 : goto set-7-000009"), "{}", pods());
 }
 
 #[test]

@@ -93,7 +93,8 @@ impl Hollow {
         )
     }
 
-    /// Returns how many pods of these namespaces live here with sets of policy for both directions, and how many at all.
+    /// Returns how many pods of these namespaces live here with sets of policy for both directions, and how many live
+    /// here at all.
     pub fn judged(&self, spaces: &HashSet<String>) -> (usize, usize) {
         let state = self.state();
         let pods = state.program.locals();
