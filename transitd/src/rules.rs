@@ -43,7 +43,8 @@ impl Node {
     pub fn restore_rules(&self) {
         let tables = [NFT_TABLE, NFT_OVERLAY_TABLE, NFT_LIMITS_TABLE, NFT_POLICY_TABLE];
         let nft = self.settings.nft();
-        let are_there = tables.map(|table| netfilter::is_there(&nft, table));
+        let there = netfilter::tables(&nft);
+        let are_there = tables.map(|table| there.contains(table));
         let gone = || tables.iter().zip(are_there).filter(|(_, is_there)| !is_there);
         for (table, _) in gone() {
             warn!(table, "a table of nftables is gone, it is made again");

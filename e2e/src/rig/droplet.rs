@@ -161,7 +161,6 @@ impl Droplet {
         Ok(())
     }
 
-    /// Makes a pod with its veth, the agent at it, and the droplet's own rows for it.
     /// Changes the rows of a pod. `flags`: of its local rows.
     pub fn change_rows(
         &mut self,
@@ -183,6 +182,7 @@ impl Droplet {
         programs.set_local(key(pod.vni, pod.address6), local)
     }
 
+    /// Makes a pod with its veth, the agent at it, and the droplet's own rows for it.
     pub fn add_pod(&mut self, vni: u32, network: u32, address: Ipv4Addr) -> Result<Pod> {
         self.pods += 1;
         let [_, _, _, number] = self.address.octets();

@@ -38,14 +38,8 @@ fn name() -> EndpointName {
 /// Returns a VPC with 10.0.0.0/16 and nothing else.
 fn vpc(vni: Vni) -> world::Vpc {
     world::Vpc {
-        vni,
         cidrs: vec!["10.0.0.0/16".into()],
-        host_access: false,
-        egress: false,
-        reject: false,
-        egress_rate: None,
-        dscp: None,
-        shared: Vec::new(),
+        ..world::tests::vpc(vni.get())
     }
 }
 

@@ -71,10 +71,12 @@ fn netlink() -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Whether a table is there: all tables of the node may have been flushed.
-pub fn is_there(nft: &Nft, table: &str) -> bool {
-    let has = |(kind, object): &(String, serde_json::Value)| kind == "table" && object["name"] == table;
-    objects(nft).unwrap_or_default().iter().any(has)
+/// Returns the names of the tables that are there: all tables of the node may have been flushed.
+pub fn tables(nft: &Nft) -> BTreeSet<String> {
+    let objects = objects(nft).unwrap_or_default();
+    let tables = objects.iter().filter(|(kind, _)| kind == "table");
+    let names = tables.filter_map(|(_, table)| table["name"].as_str().map(str::to_owned));
+    names.collect()
 }
 
 /// Returns what the kernel has of the family, each with its kind; nothing if it can't be listed. Asked for less, nft
@@ -87,30 +89,23 @@ fn objects(nft: &Nft) -> Option<Vec<(String, serde_json::Value)>> {
     Some(each.collect())
 }
 
-/// Returns the packets by named counter of a table; nothing if there is no such table.
-pub fn counters(nft: &Nft, table: &str) -> Vec<(String, u64)> {
-    let objects = objects(nft).unwrap_or_default();
-    let counters = objects
-        .iter()
-        .filter(|(kind, counter)| kind == "counter" && counter["table"] == table);
-    let counted = counters.filter_map(|(_, counter)| {
-        Some((counter["name"].as_str()?.to_owned(), counter["packets"].as_u64()?))
-    });
-    counted.collect()
-}
-
 /// Returns the packets that rules dropped, by reason.
 pub fn dropped(nft: &Nft) -> Vec<(&'static str, u64)> {
-    let counted = [NFT_TABLE, NFT_LIMITS_TABLE, NFT_POLICY_TABLE].map(|table| counters(nft, table));
     let others = [node_ports::STALE, policy::FROM_OUTSIDE];
-    let reasons = limits::REASONS.into_iter().chain(others);
-    let counted = counted.iter().flatten();
-    reasons
-        .flat_map(|reason| {
-            let own = counted.clone().filter(move |(name, _)| name == reason);
-            own.map(move |(_, packets)| (reason, *packets))
-        })
-        .collect()
+    let objects = objects(nft).unwrap_or_default();
+    let counters = objects.iter().filter(|(kind, counter)| {
+        let is_own = |table| counter["table"] == table;
+        kind == "counter"
+            && [NFT_TABLE, NFT_LIMITS_TABLE, NFT_POLICY_TABLE]
+                .into_iter()
+                .any(is_own)
+    });
+    let counted = counters.filter_map(|(_, counter)| {
+        let mut reasons = limits::REASONS.into_iter().chain(others);
+        let reason = reasons.find(|reason| counter["name"] == *reason)?;
+        Some((reason, counter["packets"].as_u64()?))
+    });
+    counted.collect()
 }
 
 /// The tables as they were last written.
@@ -163,10 +158,11 @@ impl Netfilter {
         // No interface has number 0. This call finds out before the first DEL does.
         conntrack::forget(0).map_err(NetfilterError::Conntrack)?;
         self.inherited = overlay_port::droplets(&self.nft);
-        if !is_there(&self.nft, NFT_POLICY_TABLE) {
+        let there = tables(&self.nft);
+        if !there.contains(NFT_POLICY_TABLE) {
             self.admit(Admission::default())?;
         }
-        if is_there(&self.nft, NFT_TABLE) {
+        if there.contains(NFT_TABLE) {
             return Ok(());
         }
         self.set(ruleset(std::iter::empty(), &Host::default(), self.own), 0)

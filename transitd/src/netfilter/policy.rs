@@ -180,15 +180,14 @@ fn objects(set: Set, outside: &Outside) -> Vec<String> {
     let mut objects = Vec::new();
     for points in parts.points.keys() {
         let chain = parts.chain(points);
-        let ports = ports(points);
         let mut rules = Vec::new();
         if accepts(points, 0, LAST_POINT) {
             rules.push("accept".to_owned());
         } else {
-            if !ports.is_empty() {
+            if has_ports(points) {
                 objects.push(format!(
                     "  set {chain}-ports {{\n    type inet_proto . inet_service; flags interval\n    elements = {{ {} }}\n  }}",
-                    ports.join(", ")
+                    ports(points).join(", ")
                 ));
                 rules.push(format!("meta l4proto . th dport @{chain}-ports accept"));
             }

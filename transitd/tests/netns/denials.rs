@@ -8,10 +8,10 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{Denial, LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, VpcRow};
+use thuban_proto::transit::{Denial, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, VpcRow};
 
 use crate::policies::{FAR, STRANGER, pod, rig_with, tenants, vpcs_and_networks};
-use crate::rig::{Rig, eventually, in_namespace, local, mapped};
+use crate::rig::{self, Rig, eventually, in_namespace, local, mapped};
 use crate::tcp::{PATIENCE, connect};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
@@ -52,15 +52,7 @@ fn sets() -> [Row; 2] {
 }
 
 fn judged(uid: &str, last: u8, ingress_set: u32, egress_set: u32) -> Row {
-    let Row::Local(row) = local(7, uid, last) else {
-        panic!("a local row")
-    };
-    Row::Local(LocalRow {
-        class: 1,
-        ingress_set,
-        egress_set,
-        ..row
-    })
+    rig::judged(local(7, uid, last), 1, [ingress_set, egress_set])
 }
 
 /// A verb that says what it sees until its end.
@@ -212,15 +204,9 @@ fn in_a_vpc_that_rejects_pods_hear_of_denied_packets() {
     let [_, Row::PolicySet(way_out)] = sets() else {
         panic!("sets")
     };
-    let (Row::Local(tenants), vni) = (tenants(8, "p3"), 8) else {
-        panic!("a local row")
-    };
     rows.extend([
-        Row::PolicySet(PolicySetRow { vni, ..way_out }),
-        Row::Local(LocalRow {
-            egress_set: EGRESS,
-            ..tenants
-        }),
+        Row::PolicySet(PolicySetRow { vni: 8, ..way_out }),
+        rig::judged(tenants(8, "p3"), 0, [0, EGRESS]),
     ]);
     rig.operator.push_and_wait(rows, vec![]);
     // To a pod of the same node, and outside: by the nodes' VPC, and by a tenant's.

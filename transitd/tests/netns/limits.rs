@@ -5,11 +5,10 @@ use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use thuban_proto::transit::LocalRow;
 use thuban_proto::transit::row::Row;
 use thuban_testkit::packets::{Raw, datagram};
 
-use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
+use crate::rig::{Rig, base_rows, eventually, in_namespace, judged, local};
 
 /// The server at the other end of the uplink, in no range of any VPC.
 const SERVER: SocketAddrV4 = SocketAddrV4::new(Ipv4Addr::new(198, 51, 100, 9), 5000);
@@ -104,12 +103,9 @@ fn a_pod_that_connects_without_end_leaves_others_ports() {
 #[test]
 fn a_pod_that_policies_keep_in_has_the_same_limits() {
     let rig = rig();
-    let Row::Local(row) = local(7, "p1", 5) else {
-        panic!("a local row")
-    };
     // Nobody knows this set, which denies all.
-    let denied = LocalRow { egress_set: 9, ..row };
-    rig.operator.push_and_wait(vec![Row::Local(denied)], vec![]);
+    let denied = judged(local(7, "p1", 5), 0, [0, 9]);
+    rig.operator.push_and_wait(vec![denied], vec![]);
     let (is_over, all_sent) = (AtomicBool::new(false), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| flood(&rig, "p1", &is_over, &all_sent));

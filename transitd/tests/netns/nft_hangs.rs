@@ -7,12 +7,10 @@ use std::path::PathBuf;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::row_key::Key;
-use thuban_proto::transit::{
-    AddressKey, ExposedPort, ExposedRow, LocalRow, PolicySetRow, RowKey, ServiceBackend,
-};
+use thuban_proto::transit::{AddressKey, ExposedPort, ExposedRow, RowKey, ServiceBackend};
 
 use crate::dns::{asks, prepare, socket, start};
-use crate::rig::{Rig, eventually, local, mapped};
+use crate::rig::{Rig, deny_all, eventually, judged, local, mapped};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 20);
 
@@ -122,13 +120,7 @@ fn a_pod_with_an_ingress_set_starts_once_the_rules_hold_it() {
     let nft = Nft::new(&mut rig);
     start(&mut rig);
     nft.hang();
-    let Row::Local(row) = local(7, "p5", 9) else {
-        panic!("a local row")
-    };
-    let row = Row::Local(LocalRow {
-        ingress_set: 9,
-        ..row
-    });
+    let row = judged(local(7, "p5", 9), 0, [9, 0]);
     rig.operator.push(vec![row], vec![]);
     eventually("nft hangs", || nft.hangs());
     let netns = rig.pod_namespace("p5");
@@ -149,22 +141,13 @@ fn a_set_that_the_kernel_refuses_is_closed_and_no_other() {
     let nft = Nft::new(&mut rig);
     std::fs::write(nft.directory.join("refused"), "chain set-7-000009").unwrap();
     start(&mut rig);
-    let set = |id| {
-        Row::PolicySet(PolicySetRow {
-            vni: 7,
-            id,
-            egress: false,
-            isolated: true,
-            rules: vec![],
-        })
-    };
-    let isolated = |uid, last, ingress_set| {
-        let Row::Local(row) = local(7, uid, last) else {
-            panic!("a local row")
-        };
-        Row::Local(LocalRow { ingress_set, ..row })
-    };
-    let rows = vec![set(8), set(9), isolated("p5", 9, 9), isolated("p6", 10, 8)];
+    let isolated = |uid, last, set| judged(local(7, uid, last), 0, [set, 0]);
+    let rows = vec![
+        deny_all(8, false),
+        deny_all(9, false),
+        isolated("p5", 9, 9),
+        isolated("p6", 10, 8),
+    ];
     rig.operator.push_and_wait(rows, vec![]);
     let pods = || rig.on_node("nft list map inet thuban-policy pods");
     let closed = "10.0.1.9 : goto closed";
@@ -175,7 +158,7 @@ fn a_set_that_the_kernel_refuses_is_closed_and_no_other() {
     );
     // It stays so, and other changes are written.
     rig.operator
-        .push_and_wait(vec![set(10), isolated("p6", 10, 10)], vec![]);
+        .push_and_wait(vec![deny_all(10, false), isolated("p6", 10, 10)], vec![]);
     assert!(
         pods().contains(closed) && pods().contains("10.0.1.10 : goto set-7-00000a"),
         "{}",

@@ -4,11 +4,11 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    ClassRow, LocalRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
+    ClassRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
 };
 
 use crate::policies::{FAR, STRANGER, exposed, pod, rig_with};
-use crate::rig::{NODE, Rig, local};
+use crate::rig::{self, NODE, Rig, local};
 use crate::tcp::{PATIENCE, ask, connect, serve};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
@@ -56,16 +56,8 @@ fn set(id: u32, egress: bool, block: &str) -> Row {
 }
 
 /// Returns a pod's row with a class and sets.
-fn judged(uid: &str, last: u8, class: u32, [ingress_set, egress_set]: [u32; 2]) -> Row {
-    let Row::Local(row) = local(7, uid, last) else {
-        panic!("a local row")
-    };
-    Row::Local(LocalRow {
-        class,
-        ingress_set,
-        egress_set,
-        ..row
-    })
+fn judged(uid: &str, last: u8, class: u32, sets: [u32; 2]) -> Row {
+    rig::judged(local(7, uid, last), class, sets)
 }
 
 fn reaches(rig: &Rig, from: &str, to: Ipv4Addr, port: u16) -> bool {

@@ -13,13 +13,13 @@ use thuban_common::tables::LAYOUT_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    self as proto, ClassRow, LocalRow, NackReason, PolicyAction, PolicyBlock, PolicyKey, PolicyPort,
-    PolicyRule, PolicySetRow, PolicyTier, RowKey, row_key,
+    self as proto, ClassRow, NackReason, PolicyAction, PolicyBlock, PolicyKey, PolicyPort, PolicyRule,
+    PolicySetRow, PolicyTier, RowKey, row_key,
 };
 
 use crate::killed::{Armed, boundaries, died};
 use crate::pressure::shrunk;
-use crate::rig::{Rig, base_rows, eventually, local};
+use crate::rig::{self, Rig, base_rows, eventually, local};
 
 pub fn class(id: u32, group: u64) -> Row {
     Row::Class(ClassRow {
@@ -69,15 +69,7 @@ pub fn set(id: u32, group: u64, port: u32) -> Row {
 
 /// Returns the pod p1 with class 3 and these sets.
 fn judged(ingress_set: u32, egress_set: u32) -> Row {
-    let Row::Local(row) = local(7, "p1", 5) else {
-        unreachable!()
-    };
-    Row::Local(LocalRow {
-        class: 3,
-        ingress_set,
-        egress_set,
-        ..row
-    })
+    rig::judged(local(7, "p1", 5), 3, [ingress_set, egress_set])
 }
 
 fn key_of(set: u32) -> RowKey {

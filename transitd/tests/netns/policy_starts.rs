@@ -8,9 +8,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{AddressKey, LocalRow, PolicySetRow, RowKey, row_key::Key};
+use thuban_proto::transit::{AddressKey, RowKey, row_key::Key};
 
-use crate::rig::{Rig, base_rows, in_namespace, local, mapped};
+use crate::rig::{Rig, base_rows, deny_all, in_namespace, judged, local, mapped};
 
 const PORT: u16 = 9;
 /// The neighbour, to which no policy applies.
@@ -23,26 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 const INGRESS: u32 = 5;
 const EGRESS: u32 = 6;
 
-/// Returns a set that accepts nothing.
-fn nothing(id: u32) -> Row {
-    Row::PolicySet(PolicySetRow {
-        vni: 7,
-        id,
-        egress: id == EGRESS,
-        isolated: true,
-        rules: Vec::new(),
-    })
-}
-
 fn pod(name: &str, sets: [u32; 2]) -> Row {
-    let Row::Local(row) = local(7, name, OWN.octets()[3]) else {
-        panic!("a local row")
-    };
-    Row::Local(LocalRow {
-        ingress_set: sets[0],
-        egress_set: sets[1],
-        ..row
-    })
+    judged(local(7, name, OWN.octets()[3]), 0, sets)
 }
 
 /// Sends datagrams from a namespace until it is told to stop, and counts those that the kernel took.
@@ -127,7 +109,7 @@ fn start(rig: &mut Rig, name: &str, sets: [u32; 2], is_early: bool) -> [u64; 2] 
 fn no_packet_passes_while_a_denied_pod_starts() {
     let pods = std::env::var("THUBAN_STARTS").map_or(20, |count| count.parse().unwrap());
     let mut rows = base_rows();
-    rows.extend([nothing(INGRESS), nothing(EGRESS)]);
+    rows.extend([deny_all(INGRESS, false), deny_all(EGRESS, true)]);
     rows.push(local(7, "neighbour", NEIGHBOUR.octets()[3]));
     let mut rig = Rig::prepare(rows);
     rig.start();

@@ -20,7 +20,7 @@ use tonic::transport::{Endpoint, Uri};
 
 use crate::operator::IN_THE_END;
 use crate::operator::Operator;
-pub use crate::rows::{base_rows, dual, dual_rows, local, mapped};
+pub use crate::rows::{base_rows, deny_all, dual, dual_rows, judged, local, mapped};
 
 /// How long an answer may take on a busy machine.
 const PATIENCE: Duration = Duration::from_millis(1500);

@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use thuban_proto::transit::{DropletRow, LocalRow, NetworkRow, VpcRow, row::Row};
+use thuban_proto::transit::{DropletRow, LocalRow, NetworkRow, PolicySetRow, VpcRow, row::Row};
 
 use crate::rig::NODE;
 
@@ -53,6 +53,30 @@ pub fn local(vni: u32, uid: &str, last: u8) -> Row {
         network_name: "net".into(),
         ready: true,
         ..LocalRow::default()
+    })
+}
+
+/// Returns a pod's row with a class and sets of network policy, for ingress and egress; 0: none.
+pub fn judged(row: Row, class: u32, [ingress_set, egress_set]: [u32; 2]) -> Row {
+    let Row::Local(row) = row else {
+        panic!("a local row")
+    };
+    Row::Local(LocalRow {
+        class,
+        ingress_set,
+        egress_set,
+        ..row
+    })
+}
+
+/// Returns a set of VPC 7 that accepts nothing.
+pub fn deny_all(id: u32, egress: bool) -> Row {
+    Row::PolicySet(PolicySetRow {
+        vni: 7,
+        id,
+        egress,
+        isolated: true,
+        rules: Vec::new(),
     })
 }
 

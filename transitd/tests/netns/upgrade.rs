@@ -9,12 +9,12 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::{
-    BouncerRow, DropletRow, LocalRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, row::Row,
+    BouncerRow, DropletRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, row::Row,
 };
 
 use crate::flow::{Flow, Stream, datagrams, port};
 use crate::pressure::shrunk;
-use crate::rig::{Rig, base_rows, eventually, local, mapped};
+use crate::rig::{Rig, base_rows, deny_all, eventually, judged, local, mapped};
 use crate::wire::Peer;
 
 /// Number of ends and starts of transitd; `THUBAN_SOAK_RESTARTS` sets another one.
@@ -24,15 +24,6 @@ const ROUNDS: usize = 6;
 fn policies() -> [Row; 4] {
     const ALL: u32 = 5;
     const NOTHING: u32 = 6;
-    let set = |id, rules| {
-        Row::PolicySet(PolicySetRow {
-            vni: 7,
-            id,
-            egress: id == NOTHING,
-            isolated: true,
-            rules,
-        })
-    };
     let anyone = PolicyRule {
         tier: PolicyTier::NetworkPolicy.into(),
         action: PolicyAction::Accept.into(),
@@ -40,21 +31,18 @@ fn policies() -> [Row; 4] {
         anyone: true,
         ..PolicyRule::default()
     };
-    let pod = |uid, last, ingress_set, egress_set| {
-        let Row::Local(row) = local(7, uid, last) else {
-            panic!("a local row")
-        };
-        Row::Local(LocalRow {
-            ingress_set,
-            egress_set,
-            ..row
-        })
+    let all = PolicySetRow {
+        vni: 7,
+        id: ALL,
+        egress: false,
+        isolated: true,
+        rules: vec![anyone],
     };
     [
-        set(ALL, vec![anyone]),
-        set(NOTHING, vec![]),
-        pod("p1", 5, ALL, 0),
-        pod("denied", 8, 0, NOTHING),
+        Row::PolicySet(all),
+        deny_all(NOTHING, true),
+        judged(local(7, "p1", 5), 0, [ALL, 0]),
+        judged(local(7, "denied", 8), 0, [0, NOTHING]),
     ]
 }
 

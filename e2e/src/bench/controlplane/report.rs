@@ -37,8 +37,11 @@ struct File<'a> {
     problems: &'a [String],
 }
 
-/// Returns the goals: metric, bound (`bouncers + 1` where it depends), and description.
-fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
+/// A metric, its bound, and its description.
+type Goal = (&'static str, Option<Bound>, &'static str);
+
+/// Returns the goals: the bound is `bouncers + 1` where it depends.
+fn goals(plan: &Plan) -> Vec<Goal> {
     use Bound::AtMost;
     let rows = f64::from(plan.bouncers + 1);
     vec![
@@ -141,10 +144,10 @@ fn goals(plan: &Plan) -> Vec<(&'static str, Option<Bound>, &'static str)> {
 }
 
 /// Returns the goals with network policies.
-fn policy_goals(plan: &Plan) -> impl Iterator<Item = (&'static str, Option<Bound>, &'static str)> {
+fn policy_goals(plan: &Plan) -> Vec<Goal> {
     use Bound::AtMost;
     let rows = f64::from(plan.bouncers + 1);
-    [
+    vec![
         (
             "policy_effect_p50_ms",
             None,
@@ -171,7 +174,6 @@ fn policy_goals(plan: &Plan) -> impl Iterator<Item = (&'static str, Option<Bound
             "binding to Provisioned beside these, 99 of 100",
         ),
     ]
-    .into_iter()
 }
 
 impl Report {

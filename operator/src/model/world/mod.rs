@@ -690,4 +690,4 @@ fn set<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

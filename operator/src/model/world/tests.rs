@@ -60,7 +60,8 @@ pub(super) fn endpoint(network: &str, droplet: u64, host: u64) -> Endpoint {
     }
 }
 
-pub(super) fn vpc(number: u32) -> Vpc {
+/// Returns a VPC with 10.0.0.0/12 and nothing else.
+pub(crate) fn vpc(number: u32) -> Vpc {
     Vpc {
         vni: vni(number),
         cidrs: vec!["10.0.0.0/12".into()],

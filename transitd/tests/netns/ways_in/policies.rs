@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    ExposedRow, LocalRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
+    ExposedRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
 };
 
 use super::world::{
@@ -15,7 +15,7 @@ use super::world::{
     socket_at, tenants, tenants_pod,
 };
 use crate::policies::{FAR, SERVICE, STRANGER, pod};
-use crate::rig::{NODE, Rig, dual, eventually};
+use crate::rig::{self, NODE, Rig, dual, eventually};
 use crate::tcp;
 
 /// A port of the host that leads to p3's servers.
@@ -55,10 +55,7 @@ fn set(vni: u32, id: u32, protocols: &[u32], blocks: &[(&str, &[&str])]) -> Row 
 }
 
 fn judged(row: Row, ingress_set: u32) -> Row {
-    let Row::Local(row) = row else {
-        panic!("a local row")
-    };
-    Row::Local(LocalRow { ingress_set, ..row })
+    rig::judged(row, 0, [ingress_set, 0])
 }
 
 /// Returns the rows of the node port, by TCP and UDP and in both families.
