@@ -336,5 +336,6 @@ fn has_rules(key: &RowKey) -> bool {
             | RowKey::Vpc(_)
             | RowKey::Network(..)
             | RowKey::Droplet(_)
+            | RowKey::PolicySet(..)
     )
 }

@@ -136,6 +136,10 @@ fn a_client_outside_is_judged_by_its_own_address() {
                 assert_eq!(reached(&rig), expected, "{name} by set {set} from {source:?}");
             }
         }
+        // Its rules come after the pod's row.
+        rig.operator
+            .push_and_wait(vec![set(vni, 99, &[UDP], &but_them)], vec![]);
+        assert_eq!(reached(&rig), [false, true], "{name} by rules that came later");
     }
 }
 
