@@ -173,7 +173,7 @@ impl Acks {
             acked: 0,
             owed: VecDeque::from([(1, since)]),
             rows: rows
-                .filter(|key| is_tracked(key))
+                .filter(|key| tracking(key) == Tracking::Applied)
                 .map(|key| (key.clone(), 1))
                 .collect(),
             removed: BTreeMap::new(),
@@ -226,11 +226,13 @@ impl Acks {
                 continue;
             }
             session.removed.remove(key);
-            if is_tracked(key) {
+            if tracking(key) == Tracking::Applied {
                 session.rows.insert(key.clone(), session.sequence);
                 self.holders.add(&name, key);
-            } else {
-                self.holders.remove(droplet, key);
+                continue;
+            }
+            self.holders.remove(droplet, key);
+            if tracking(key) == Tracking::Introduced {
                 session.introduced.insert(key.clone(), session.sequence);
                 add_holder(&mut self.holders.unaware, &name, key);
             }
@@ -280,16 +282,17 @@ impl Acks {
     }
 
     /// Notes that the row of this sequence could not be applied: the droplet lacks it until it is sent again. Returns
-    /// false if the row was changed since, or the sequence is not of the open stream.
+    /// false if the row was changed since, as far as that is known, or the sequence is not of the open stream.
     pub fn nack(&mut self, droplet: &str, id: u64, sequence: u64, key: &Key) -> bool {
         let session = self.sessions.get_mut(droplet).filter(|session| session.id == id);
-        let sent = session.and_then(|session| {
-            if is_tracked(key) {
-                session.rows.get_mut(key)
-            } else {
-                session.introduced.get_mut(key)
-            }
-        });
+        let Some(session) = session else {
+            return false;
+        };
+        let sent = match tracking(key) {
+            Tracking::Applied => session.rows.get_mut(key),
+            Tracking::Introduced => session.introduced.get_mut(key),
+            Tracking::Removed => return !session.removed.contains_key(key),
+        };
         let row = sent.filter(|sent| **sent <= sequence);
         row.map(|sent| *sent = u64::MAX).is_some()
     }
@@ -472,10 +475,25 @@ fn is_asked_for(key: &Key) -> bool {
     matches!(key, Key::Direct(..) | Key::Service(..))
 }
 
-/// Whether changes of the row are tracked. Every droplet knows every other droplet: only removals of those rows are
-/// waited for, and therefore kept.
-fn is_tracked(key: &Key) -> bool {
-    !matches!(key, Key::Droplet(_))
+/// What is remembered of a row besides its removal, which is remembered until it is acked.
+#[derive(PartialEq, Eq)]
+enum Tracking {
+    /// Whether the droplet has applied it.
+    Applied,
+    /// Until the droplet acks it, that it was sent. Every droplet knows every other droplet: only removals of those
+    /// rows are waited for for long.
+    Introduced,
+    /// Nothing. Every droplet of a VPC has its classes and sets. Who waits for them waits for all that was sent until a
+    /// moment.
+    Removed,
+}
+
+const fn tracking(key: &Key) -> Tracking {
+    match key {
+        Key::Droplet(_) => Tracking::Introduced,
+        Key::Class(..) | Key::PolicySet(..) => Tracking::Removed,
+        _ => Tracking::Applied,
+    }
 }
 
 #[cfg(test)]

@@ -59,8 +59,6 @@ impl World {
             Owner::Network(name) => self.contribute_network(name).unwrap_or_default(),
             Owner::Endpoint(name) => self.contribute_endpoint(name).unwrap_or_default(),
             Owner::Service(name) => self.contribute_service(name).unwrap_or_default(),
-            Owner::Class(vpc, id) => self.contribute_class(vpc, *id).unwrap_or_default(),
-            Owner::PolicySet(vpc, id) => self.contribute_policy_set(vpc, *id).unwrap_or_default(),
         }
     }
 

@@ -8,6 +8,7 @@ mod policy;
 mod roles;
 mod served;
 mod services;
+mod shared;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 use thuban_api::{BitRate, Dscp};
 use thuban_proto::transit::row;
-use thuban_rows::{PolicyId, Row};
+use thuban_rows::Row;
 
 use super::bandwidth::{Bandwidth, Limits};
 use super::policy::Profile;
@@ -25,6 +26,7 @@ use super::sorted_set::SortedSet;
 use policy::Enforcement;
 use roles::Roles;
 use services::Services;
+use shared::SharedRows;
 
 pub use roles::{Role, RoleId, RoleKind};
 pub use services::{AllHints, Hints, MAX_OWN_ADDRESSES, NodePort, RestId, Service};
@@ -123,10 +125,6 @@ enum Owner {
     Endpoint(EndpointName),
     /// A Service, by its scaled Endpoint.
     Service(EndpointName),
-    /// A class of a VPC.
-    Class(String, PolicyId),
-    /// A set of a VPC.
-    PolicySet(String, PolicyId),
 }
 
 /// Rows that changed on one droplet; `None` is gone.
@@ -173,7 +171,9 @@ pub struct World {
     /// Endpoints with a previous droplet.
     moving: BTreeSet<EndpointName>,
     contributions: HashMap<Owner, KeptRows>,
-    /// The rows that the owners contributed. The rows of known droplets, which all droplets have alike, are not in it.
+    shared: SharedRows,
+    /// The rows that the owners contributed. The rows of known droplets, which all droplets have alike, are not in it,
+    /// and neither are those that all droplets of a VPC have alike.
     programs: BTreeMap<String, BTreeMap<Key, PackedRow>>,
     dirty: BTreeSet<Owner>,
 }
@@ -347,6 +347,7 @@ impl World {
         let mut deltas: BTreeMap<String, Delta> = BTreeMap::new();
         self.apply_fresh();
         self.flush_droplets(&mut deltas);
+        self.flush_shared(&mut deltas);
         self.flush_owners(&mut deltas);
         self.end_subscriptions(&deltas);
         self.flush_owners(&mut deltas);
@@ -447,6 +448,7 @@ impl World {
     /// Returns the whole program of a droplet.
     pub fn program(&self, droplet: &str) -> BTreeMap<Key, PackedRow> {
         let mut program = self.programs.get(droplet).cloned().unwrap_or_default();
+        program.extend(self.shared.of(droplet).cloned());
         if self.droplets.contains_key(droplet) {
             let others = self.droplets.iter().filter(|(other, _)| *other != droplet);
             program.extend(others.map(|(other, address)| {
@@ -460,7 +462,8 @@ impl World {
     /// Returns a row of a droplet's program.
     pub fn row(&self, droplet: &str, key: &Key) -> Option<PackedRow> {
         let Key::Droplet(_) = key else {
-            return self.programs.get(droplet)?.get(key).cloned();
+            let own = || self.programs.get(droplet)?.get(key).cloned();
+            return self.shared.get(droplet, key).or_else(own);
         };
         let others = self.droplets.iter().filter(|(name, _)| *name != droplet);
         let mut rows = others.map(|(other, address)| self.droplet_row(other, *address));

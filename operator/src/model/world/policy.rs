@@ -12,11 +12,11 @@ use std::sync::{Arc, LazyLock};
 use k8s_openapi::api::networking::v1::NetworkPolicySpec;
 use thuban_api::ClusterNetworkPolicySpec;
 use thuban_api::identifiers::Vni;
-use thuban_rows::{PolicyId, Row};
+use thuban_rows::PolicyId;
 
-use super::contribute::share;
 use super::served::KnownServed;
-use super::{Address, Endpoint, EndpointName, Membership, Owner, Rows, World, set};
+use super::shared::Shared;
+use super::{Address, Endpoint, EndpointName, Membership, Owner, World, set};
 use crate::model::denial_reports::ReportedSet;
 use crate::model::policy::{
     Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout, TooManyRules, Wanted,
@@ -647,9 +647,9 @@ impl World {
     fn take_news(&mut self, vpc: &str, rollout: &mut Rollout<EndpointName>) {
         let news = rollout.take_news();
         self.dirty.extend(news.endpoints.into_iter().map(Owner::Endpoint));
-        let of = |make: fn(String, PolicyId) -> Owner| move |id| make(vpc.to_owned(), id);
-        self.dirty.extend(news.classes.into_iter().map(of(Owner::Class)));
-        self.dirty.extend(news.sets.into_iter().map(of(Owner::PolicySet)));
+        self.shared
+            .touch(vpc, news.classes.into_iter().map(Shared::Class));
+        self.shared.touch(vpc, news.sets.into_iter().map(Shared::Set));
     }
 
     /// Forgets what no set in use names any more, and everything when no policy is left.
@@ -672,14 +672,11 @@ impl World {
         }
     }
 
-    /// Touches the rows of classes and sets of a VPC: other droplets have them now.
+    /// Notes that other droplets may have endpoints of a VPC now, or that its number is another one.
     pub(super) fn touch_policy_rows(&mut self, vpc: &str) {
-        let Some(rollout) = self.enforcement.rollouts.get(vpc) else {
-            return;
-        };
-        let of = |make: fn(String, PolicyId) -> Owner| move |id| make(vpc.to_owned(), id);
-        self.dirty.extend(rollout.class_rows().map(of(Owner::Class)));
-        self.dirty.extend(rollout.set_rows().map(of(Owner::PolicySet)));
+        if self.enforcement.rollouts.contains_key(vpc) {
+            self.shared.touch_droplets(vpc);
+        }
     }
 
     /// Applies policies again to the endpoints of a network, whose VPC may be another one now.
@@ -688,20 +685,6 @@ impl World {
         self.enforcement.has_other_nodes = true;
         let members = self.members.get(network).into_iter().flat_map(BTreeMap::values);
         self.enforcement.fresh.extend(members.flatten().cloned());
-    }
-
-    pub(super) fn contribute_class(&self, vpc: &str, id: PolicyId) -> Option<Rows> {
-        let content = self.enforcement.rollouts.get(vpc)?.class(id)?;
-        let row = Row::Class(content.row(self.vni(vpc)?, id));
-        let targets = self.endpoint_droplets_of(vpc);
-        Some(share(&targets, &targets, |_| row.clone()))
-    }
-
-    pub(super) fn contribute_policy_set(&self, vpc: &str, id: PolicyId) -> Option<Rows> {
-        let content = self.enforcement.rollouts.get(vpc)?.set_content(id)?;
-        let row = Row::PolicySet(content.row(self.vni(vpc)?, id));
-        let targets = self.endpoint_droplets_of(vpc);
-        Some(share(&targets, &targets, |_| row.clone()))
     }
 }
 

@@ -425,6 +425,7 @@ fn from_scratch(world: &World) -> BTreeMap<String, BTreeMap<Key, PackedRow>> {
 /// Returns all programs that are not empty.
 fn programs(world: &World) -> BTreeMap<String, BTreeMap<Key, PackedRow>> {
     let names = world.programs.keys().chain(world.droplets.keys());
+    let names = names.chain(world.shared.droplets());
     let all = names.map(|name| (name.clone(), world.program(name)));
     all.filter(|(_, program)| !program.is_empty()).collect()
 }

@@ -96,6 +96,54 @@ fn rows_of_policy_go_to_droplets_with_endpoints_of_the_vpc() {
 }
 
 #[test]
+fn rows_of_policy_follow_droplets_and_number_of_their_vpc() {
+    let mut world = small(4);
+    let mut mirror = programs(&world);
+    let mut flush = |world: &mut World, what: &str| {
+        take(&mut mirror, world.flush());
+        mirror.retain(|_, program| !program.is_empty());
+        assert_eq!(mirror, programs(world), "{what}");
+        for (droplet, program) in &mirror {
+            for (key, row) in program {
+                assert_eq!(world.row(droplet, key).as_ref(), Some(row), "{what}");
+            }
+        }
+    };
+    add(&mut world, "db", 2, 10);
+    set(&mut world, "db", &of_web());
+    world.roll_out(0);
+    flush(&mut world, "a policy");
+    let sets =
+        |world: &World, droplet| count(world, droplet, Kind::Class) + count(world, droplet, Kind::PolicySet);
+    assert!(sets(&world, "d2") > 0 && sets(&world, "d3") == 0);
+    add(&mut world, "web", 3, 11);
+    world.roll_out(0);
+    flush(&mut world, "another droplet, a class");
+    assert_eq!(sets(&world, "d2"), sets(&world, "d3"));
+    let before = sets(&world, "d3");
+    // Another VPC takes the number.
+    world.set_vpc("red", Some(vpc(9)));
+    world.set_vpc("blue", Some(vpc(7)));
+    world.set_network("shop", Some(network("blue", 1)));
+    let blue = ("ns".to_owned(), "blue".to_owned());
+    let mut endpoint = endpoint("shop", 1, 11);
+    endpoint.profile = world.endpoint(&name(10)).and_then(|db| db.profile.clone());
+    world.set_endpoint(&blue, Some(endpoint));
+    world.roll_out(0);
+    flush(&mut world, "the number is another VPC's");
+    assert!(sets(&world, "d3") == before && sets(&world, "d1") > 0);
+    world.set_endpoint(&name(11), None);
+    flush(&mut world, "the last endpoint of a droplet is gone");
+    assert!(sets(&world, "d3") == 0 && sets(&world, "d2") > 0);
+    world.set_vpc("red", None);
+    flush(&mut world, "the VPC is gone");
+    assert_eq!(sets(&world, "d2"), 0);
+    world.set_vpc("red", Some(vpc(9)));
+    flush(&mut world, "the VPC is back");
+    assert!(sets(&world, "d2") > 0);
+}
+
+#[test]
 fn a_vpc_without_policies_has_rows_as_before() {
     let mut world = small(4);
     add(&mut world, "web", 2, 10);
