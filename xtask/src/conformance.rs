@@ -6,6 +6,7 @@
 
 mod cluster_policies;
 mod cyclonus;
+mod isolation;
 mod left_out;
 mod pods;
 mod report;
@@ -56,6 +57,9 @@ pub struct Arguments {
     /// Have policy judge every packet: a ClusterNetworkPolicy selects all pods and accepts everything
     #[arg(long)]
     judged: bool,
+    /// Isolate all pods of every namespace by NetworkPolicies: they talk within it, and to cluster DNS and nodes
+    #[arg(long)]
+    isolated: bool,
     /// Leave the cluster running at the end. The next run uses it
     #[arg(long)]
     keep: bool,
@@ -162,6 +166,8 @@ fn on_cluster(
     if arguments.judged {
         step("a policy for all pods", || cluster_policies::judge_all(&cluster))?;
     }
+    let isolation = arguments.isolated.then(|| isolation::Isolation::begin(&cluster));
+    let _isolation = isolation.transpose().context("policies in every namespace")?;
     step("CoreDNS", || {
         dns::wait_ready(&cluster).inspect_err(|_| diagnostics::print(&cluster))
     })?;
