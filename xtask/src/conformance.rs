@@ -103,6 +103,9 @@ pub fn run(arguments: &Arguments) -> Result<ExitCode> {
     if !nix::unistd::geteuid().is_root() {
         bail!("a cluster needs root");
     }
+    if arguments.isolated && !matches!(arguments.suite, Suite::Conformance | Suite::Network) {
+        bail!("--isolated is for the suites conformance and network: the others make policies of their own");
+    }
     build::run()?;
     let (tools, images) = match arguments.suite {
         Suite::Cyclonus | Suite::CyclonusVpc => {
@@ -167,14 +170,16 @@ fn on_cluster(
         step("a policy for all pods", || cluster_policies::judge_all(&cluster))?;
     }
     let isolation = arguments.isolated.then(|| isolation::Isolation::begin(&cluster));
-    let _isolation = isolation.transpose().context("policies in every namespace")?;
+    let isolation = isolation.transpose().context("policies in every namespace")?;
     step("CoreDNS", || {
         dns::wait_ready(&cluster).inspect_err(|_| diagnostics::print(&cluster))
     })?;
     let focus = &arguments.focus;
-    step("tests", || match arguments.suite {
+    let outcomes = step("tests", || match arguments.suite {
         Suite::Cnp => cluster_policies::run(&cluster, focus, Suite::Cnp.timeout()),
         Suite::Cyclonus | Suite::CyclonusVpc => cyclonus::run(tools, &cluster, arguments.suite, focus),
         suite => suite::run(tools, &cluster, suite, focus, arguments.procs),
-    })
+    })?;
+    isolation.map_or(Ok(()), isolation::Isolation::end)?;
+    Ok(outcomes)
 }

@@ -13,15 +13,10 @@ use crate::model::world::{Delta, World};
 const LOOK: Duration = Duration::from_secs(1);
 
 impl Hub {
-    /// Notes that a droplet has no room for a row. `is_lacking`: the acks know that the droplet lacks it.
-    pub(super) fn refuse(&self, state: &mut State, droplet: &str, key: &Key, is_lacking: bool) {
-        // Nobody waits for the rows of known droplets in a snapshot, and so the acks don't know them.
-        let is_known = is_lacking || key.kind() == Kind::Droplet;
-        if !is_known || state.world.row(droplet, key).is_none() {
-            return;
-        }
+    /// Notes that a droplet has no room for a row, which this sequence brought.
+    pub(super) fn refuse(&self, state: &mut State, droplet: &str, key: &Key, sequence: u64) {
         let is_news = !state.full.lacks(droplet, key);
-        state.full.refuse(droplet, key, self.now());
+        state.full.refuse(droplet, key, sequence, self.now());
         self.without_room.notify_one();
         if is_news && key.kind() == Kind::PolicySet {
             self.note_full_set(state, key);

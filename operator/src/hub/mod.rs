@@ -21,7 +21,7 @@ use thuban_api::identifiers::{NetworkId, Vni};
 use thuban_proto::transit::{
     Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message,
 };
-use thuban_rows::Kinds;
+use thuban_rows::{Kind, Kinds};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
@@ -435,9 +435,14 @@ impl Hub {
 
     pub fn nack(&self, droplet: &str, id: u64, sequence: u64, key: &Key, reason: NackReason) {
         let state = &mut *self.lock();
+        // A droplet has no say in rows that it should not have.
+        if state.world.row(droplet, key).is_none() {
+            return;
+        }
         let is_lacking = state.acks.nack(droplet, id, sequence, key);
-        if reason == NackReason::TableFull {
-            self.refuse(state, droplet, key, is_lacking);
+        // Nobody waits for the rows of known droplets in a snapshot, and so the acks don't know them.
+        if reason == NackReason::TableFull && (is_lacking || key.kind() == Kind::Droplet) {
+            self.refuse(state, droplet, key, sequence);
         }
         if !is_lacking {
             return;

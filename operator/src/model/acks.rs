@@ -173,7 +173,7 @@ impl Acks {
             acked: 0,
             owed: VecDeque::from([(1, since)]),
             rows: rows
-                .filter(|key| tracking(key) == Tracking::Applied)
+                .filter(|key| tracking(key) == Tracking::Full)
                 .map(|key| (key.clone(), 1))
                 .collect(),
             removed: BTreeMap::new(),
@@ -216,6 +216,10 @@ impl Acks {
         session.owed.push_back((session.sequence, now));
         let name = session.name.clone();
         for (key, row) in delta {
+            let tracking = tracking(key);
+            if tracking == Tracking::None {
+                continue;
+            }
             if row.is_none() {
                 session.rows.remove(key);
                 session.removed.insert(key.clone(), session.sequence);
@@ -226,13 +230,11 @@ impl Acks {
                 continue;
             }
             session.removed.remove(key);
-            if tracking(key) == Tracking::Applied {
+            if tracking == Tracking::Full {
                 session.rows.insert(key.clone(), session.sequence);
                 self.holders.add(&name, key);
-                continue;
-            }
-            self.holders.remove(droplet, key);
-            if tracking(key) == Tracking::Introduced {
+            } else {
+                self.holders.remove(droplet, key);
                 session.introduced.insert(key.clone(), session.sequence);
                 add_holder(&mut self.holders.unaware, &name, key);
             }
@@ -282,16 +284,17 @@ impl Acks {
     }
 
     /// Notes that the row of this sequence could not be applied: the droplet lacks it until it is sent again. Returns
-    /// false if the row was changed since, as far as that is known, or the sequence is not of the open stream.
+    /// false if the row was changed since, if it was never sent, or if the sequence is not of the open stream. Of rows
+    /// whose changes aren't tracked only the stream is known.
     pub fn nack(&mut self, droplet: &str, id: u64, sequence: u64, key: &Key) -> bool {
         let session = self.sessions.get_mut(droplet).filter(|session| session.id == id);
         let Some(session) = session else {
             return false;
         };
         let sent = match tracking(key) {
-            Tracking::Applied => session.rows.get_mut(key),
-            Tracking::Introduced => session.introduced.get_mut(key),
-            Tracking::Removed => return !session.removed.contains_key(key),
+            Tracking::Full => session.rows.get_mut(key),
+            Tracking::Unacked => session.introduced.get_mut(key),
+            Tracking::None => return sequence <= session.sequence,
         };
         let row = sent.filter(|sent| **sent <= sequence);
         row.map(|sent| *sent = u64::MAX).is_some()
@@ -475,24 +478,23 @@ fn is_asked_for(key: &Key) -> bool {
     matches!(key, Key::Direct(..) | Key::Service(..))
 }
 
-/// What is remembered of a row besides its removal, which is remembered until it is acked.
+/// What is remembered of the changes of a row on a stream.
 #[derive(PartialEq, Eq)]
 enum Tracking {
-    /// Whether the droplet has applied it.
-    Applied,
-    /// Until the droplet acks it, that it was sent. Every droplet knows every other droplet: only removals of those
-    /// rows are waited for for long.
-    Introduced,
-    /// Nothing. Every droplet of a VPC has its classes and sets. Who waits for them waits for all that was sent until a
-    /// moment.
-    Removed,
+    /// Its last change for as long as the droplet has it, and its removal until that is acked.
+    Full,
+    /// Its last change and its removal until they are acked. Every droplet knows every other droplet.
+    Unacked,
+    /// Nothing. Every droplet of a VPC has all classes and sets of the VPC. The steps of policies wait for all that was
+    /// sent before, not for single rows. A droplet that has them also has the row of their VPC for as long.
+    None,
 }
 
 const fn tracking(key: &Key) -> Tracking {
     match key {
-        Key::Droplet(_) => Tracking::Introduced,
-        Key::Class(..) | Key::PolicySet(..) => Tracking::Removed,
-        _ => Tracking::Applied,
+        Key::Droplet(_) => Tracking::Unacked,
+        Key::Class(..) | Key::PolicySet(..) => Tracking::None,
+        _ => Tracking::Full,
     }
 }
 

@@ -54,9 +54,17 @@ pub struct FullTables {
 }
 
 impl FullTables {
-    /// Notes that the droplet has no room for a row.
-    pub fn refuse(&mut self, droplet: &str, key: &Key, now: u64) {
+    /// Notes that the droplet has no room for a row, which this sequence brought. Ignored if the row waits to be sent
+    /// again, or was sent again since.
+    pub fn refuse(&mut self, droplet: &str, key: &Key, sequence: u64, now: u64) {
         let rows = self.refused.entry(droplet.to_owned()).or_default();
+        let is_old = |known: &Refused| match known.state {
+            State::Waits(_) => true,
+            State::Sent(sent) => sent > sequence,
+        };
+        if rows.get(key).is_some_and(is_old) {
+            return;
+        }
         let pause = rows
             .get(key)
             .map_or(FIRST_PAUSE, |known| LONGEST_PAUSE.min(known.pause * 2));
@@ -191,7 +199,7 @@ mod tests {
         let mut tables = FullTables::default();
         let (mut now, mut pauses) = (1_000, Vec::new());
         for sequence in 2..10 {
-            tables.refuse("a", &key(1), now);
+            tables.refuse("a", &key(1), sequence - 1, now);
             let refused = now;
             while !is_due(&tables, now) {
                 now += 1_000;
@@ -207,19 +215,26 @@ mod tests {
     #[test]
     fn an_ack_without_a_refusal_means_that_there_was_room() {
         let mut tables = FullTables::default();
-        tables.refuse("a", &key(1), 0);
+        tables.refuse("a", &key(1), 1, 0);
         tables.acked("a", 1);
         assert!(
             tables.lacks("a", &key(1)),
             "this acks the program in which it was refused"
         );
         tables.sent("a", &delta(1, true), 2);
-        tables.refuse("a", &key(1), FIRST_PAUSE);
+        tables.refuse("a", &key(1), 2, FIRST_PAUSE);
         tables.acked("a", 2);
         assert!(tables.lacks("a", &key(1)), "it was refused again");
+        tables.refuse("a", &key(1), 2, LONGEST_PAUSE);
+        assert!(is_due(&tables, LONGEST_PAUSE), "said twice, it waits no longer");
         tables.sent("a", &delta(1, true), 3);
         tables.acked("a", 2);
         assert!(tables.lacks("a", &key(1)), "an older ack");
+        tables.refuse("a", &key(1), 2, LONGEST_PAUSE);
+        assert!(
+            !is_due(&tables, 2 * LONGEST_PAUSE),
+            "an older refusal: it is under way"
+        );
         tables.acked("a", 3);
         assert!(!tables.lacks("a", &key(1)) && tables.is_empty());
     }
@@ -228,7 +243,7 @@ mod tests {
     fn rows_that_nobody_needs_are_not_sent_again() {
         let mut tables = FullTables::default();
         for number in 1..=3 {
-            tables.refuse("a", &key(number), 0);
+            tables.refuse("a", &key(number), 1, 0);
         }
         assert_eq!(tables.full("a", Kind::Bouncer).rows, 3);
         tables.sent("a", &delta(1, false), 2);
@@ -241,7 +256,7 @@ mod tests {
     #[test]
     fn a_table_counts_as_full_for_a_while_by_kind_of_row() {
         let mut tables = FullTables::default();
-        tables.refuse("a", &key(1), 0);
+        tables.refuse("a", &key(1), 1, 0);
         tables.forget("a");
         assert!(tables.is_full("a", Kind::Bouncer, FULL_FOR - 1));
         assert!(!tables.is_full("a", Kind::Bouncer, FULL_FOR) && !tables.is_full("a", Kind::Vpc, 0));
@@ -253,7 +268,7 @@ mod tests {
     fn many_refused_rows_are_sent_again_in_several_programs() {
         let mut tables = FullTables::default();
         for number in 0..=MAX_ROWS as u16 {
-            tables.refuse("a", &key(number), 0);
+            tables.refuse("a", &key(number), 1, 0);
         }
         assert_eq!(tables.due(FIRST_PAUSE)[0].1.len(), MAX_ROWS);
     }

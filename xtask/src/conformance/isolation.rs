@@ -4,11 +4,15 @@
 use std::{
     collections::HashSet,
     io::{BufRead, BufReader},
-    process::{Child, Command, Stdio},
+    process::{Child, ChildStdout, Command, Stdio},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     thread::{self, JoinHandle},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use thuban_cluster::{Cluster, NODES};
 
@@ -17,11 +21,18 @@ const DNS: &str = "kube-system";
 /// The label of all policies that are made here.
 const LABEL: &str = "isolation";
 
-/// Isolates namespaces until this is dropped.
+/// Isolates namespaces until this ends.
 pub struct Isolation {
     cluster: Cluster,
-    watch: Child,
-    told: Option<JoinHandle<()>>,
+    watch: Arc<Watch>,
+    isolating: Option<JoinHandle<Result<usize>>>,
+}
+
+/// The process that tells of namespaces.
+#[derive(Default)]
+struct Watch {
+    process: Mutex<Option<Child>>,
+    is_over: AtomicBool,
 }
 
 impl Isolation {
@@ -32,51 +43,84 @@ impl Isolation {
         for namespace in namespaces.lines().filter_map(name) {
             apply(cluster, namespace, &nodes)?;
         }
-        let mut watch = Command::new(cluster.instance().bin().join("kubectl"));
-        watch.arg(format!(
-            "--kubeconfig={}",
-            cluster.instance().kubeconfig().display()
-        ));
-        watch.args(["get", "namespaces", "--watch-only", "-o", "name"]);
-        watch.stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut watch = watch.spawn().context("starting kubectl")?;
-        let lines = watch.stdout.take().context("no output of kubectl")?;
-        let of_watch = cluster.clone();
-        let told = thread::spawn(move || {
-            // The watch names a namespace at each change of it.
-            let mut known = HashSet::new();
-            for line in BufReader::new(lines).lines().map_while(Result::ok) {
-                let Some(namespace) = name(&line).filter(|name| known.insert((*name).to_owned())) else {
-                    continue;
-                };
-                // A namespace that goes takes no policies.
-                if let Err(error) = apply(&of_watch, namespace, &nodes)
-                    && is_active(&of_watch, namespace)
-                {
-                    eprintln!("isolating {namespace}: {error:#}");
-                }
-            }
-        });
+        let watch = Arc::new(Watch::default());
+        let (of_thread, for_thread) = (cluster.clone(), Arc::clone(&watch));
         Ok(Self {
             cluster: cluster.clone(),
             watch,
-            told: Some(told),
+            isolating: Some(thread::spawn(move || for_thread.isolate(&of_thread, &nodes))),
         })
+    }
+
+    /// Ends, and removes the policies. Fails if a namespace was not isolated.
+    pub fn end(mut self) -> Result<()> {
+        self.watch.end();
+        let isolating = self.isolating.take().context("it has ended")?;
+        let isolated = isolating.join().map_err(|_| anyhow!("isolating namespaces"))??;
+        println!("    {isolated} namespaces were isolated");
+        Ok(())
     }
 }
 
 impl Drop for Isolation {
     fn drop(&mut self) {
-        let _ = self.watch.kill();
-        let _ = self.watch.wait();
-        if let Some(told) = self.told.take() {
-            let _ = told.join();
-        }
+        self.watch.end();
         let made = format!("{LABEL}=yes");
         let all = ["delete", "networkpolicies", "-A", "-l", &made, "--wait=false"];
         if let Err(error) = self.cluster.kubectl(&all) {
             eprintln!("removing the policies: {error:#}");
         }
+    }
+}
+
+impl Watch {
+    fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(mut process) = process.take() {
+            let _ = process.kill();
+            let _ = process.wait();
+        }
+    }
+
+    /// Begins a watch, or returns none if that is over.
+    fn begin(&self, cluster: &Cluster) -> Result<Option<ChildStdout>> {
+        let instance = cluster.instance();
+        let mut watch = Command::new(instance.bin().join("kubectl"));
+        watch.arg(format!("--kubeconfig={}", instance.kubeconfig().display()));
+        watch.args(["get", "namespaces", "--watch", "-o", "name"]);
+        watch.stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.is_over.load(Ordering::SeqCst) {
+            return Ok(None);
+        }
+        if let Some(mut ended) = process.take() {
+            let _ = ended.wait();
+        }
+        let mut watch = watch.spawn().context("starting kubectl")?;
+        let lines = watch.stdout.take().context("no output of kubectl")?;
+        *process = Some(watch);
+        Ok(Some(lines))
+    }
+
+    /// Isolates namespaces until the end. Returns how many. The API server ends each watch after a time.
+    fn isolate(&self, cluster: &Cluster, nodes: &[String]) -> Result<usize> {
+        let mut known = HashSet::new();
+        while let Some(lines) = self.begin(cluster)? {
+            // The watch names a namespace at each change of it.
+            for line in BufReader::new(lines).lines().map_while(Result::ok) {
+                let Some(namespace) = name(&line).filter(|name| known.insert((*name).to_owned())) else {
+                    continue;
+                };
+                // A namespace that goes takes no policies.
+                if let Err(error) = apply(cluster, namespace, nodes)
+                    && is_active(cluster, namespace)
+                {
+                    return Err(error.context(format!("isolating {namespace}")));
+                }
+            }
+        }
+        Ok(known.len())
     }
 }
 

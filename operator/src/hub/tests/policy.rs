@@ -319,6 +319,30 @@ async fn nobody_is_judged_by_an_id_that_a_droplet_refuses() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_droplet_has_no_say_in_sets_of_a_vpc_without_it() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    set(&hub);
+    settle(&hub, &mut droplets);
+    let of = |droplet: &str| {
+        let program = hub.read(|world| world.program(droplet));
+        let keys = program.into_keys();
+        keys.filter(|key| matches!(key, Key::Class(..) | Key::PolicySet(..)))
+            .collect::<Vec<_>>()
+    };
+    let keys = of("c");
+    assert!(keys.len() > 1 && of("b").is_empty());
+    let b = &droplets["b"];
+    for key in &keys {
+        for reason in [NackReason::IdTaken, NackReason::TableFull] {
+            hub.nack("b", b.id, b.sequence, key, reason);
+        }
+    }
+    let (rows, lost) = settle(&hub, &mut droplets);
+    assert!(rows.is_empty() && lost == 0 && hub.rows_without_room() == 0);
+    assert!(hub.policy_standing("red/db").unwrap().is_provisioned());
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_endpoint_is_pending_while_its_set_is_refused() {
     let (hub, mut droplets) = play(&Kinds::all());
     set(&hub);

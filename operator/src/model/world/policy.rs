@@ -15,7 +15,7 @@ use thuban_api::identifiers::Vni;
 use thuban_rows::PolicyId;
 
 use super::served::KnownServed;
-use super::shared::Shared;
+use super::shared::SharedId;
 use super::{Address, Endpoint, EndpointName, Membership, Owner, World, set};
 use crate::model::denial_reports::ReportedSet;
 use crate::model::policy::{
@@ -643,13 +643,16 @@ impl World {
         }
     }
 
-    /// Touches the owners of the rows that changed in a VPC.
+    /// Touches what changed in a VPC.
     fn take_news(&mut self, vpc: &str, rollout: &mut Rollout<EndpointName>) {
         let news = rollout.take_news();
         self.dirty.extend(news.endpoints.into_iter().map(Owner::Endpoint));
-        self.shared
-            .touch(vpc, news.classes.into_iter().map(Shared::Class));
-        self.shared.touch(vpc, news.sets.into_iter().map(Shared::Set));
+        if news.classes.is_empty() && news.sets.is_empty() {
+            return;
+        }
+        let classes = news.classes.into_iter().map(SharedId::Class);
+        let sets = news.sets.into_iter().map(SharedId::Set);
+        self.shared.touch(vpc, classes.chain(sets));
     }
 
     /// Forgets what no set in use names any more, and everything when no policy is left.
@@ -675,7 +678,7 @@ impl World {
     /// Notes that other droplets may have endpoints of a VPC now, or that its number is another one.
     pub(super) fn touch_policy_rows(&mut self, vpc: &str) {
         if self.enforcement.rollouts.contains_key(vpc) {
-            self.shared.touch_droplets(vpc);
+            self.shared.touch(vpc, []);
         }
     }
 

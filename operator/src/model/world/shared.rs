@@ -1,6 +1,6 @@
 //! Rows of a VPC that all droplets with endpoints of the VPC have alike: classes and sets of policies.
 //!
-//! They are kept once, not for each droplet: a VPC's rows times its droplets would be most of what the operator holds.
+//! They are kept once, not for each droplet: a VPC's rows times its droplets would be most of the operator's memory.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,9 +10,9 @@ use thuban_rows::{PolicyId, Row};
 use super::{Delta, World};
 use crate::model::rows::{Key, PackedRow};
 
-/// What a shared row says.
+/// Which of a VPC's shared rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Shared {
+pub(super) enum SharedId {
     Class(PolicyId),
     Set(PolicyId),
 }
@@ -23,30 +23,34 @@ struct Bundle {
     vni: Option<Vni>,
     /// The droplets that have the rows.
     droplets: BTreeSet<String>,
-    rows: BTreeMap<Shared, (Key, PackedRow)>,
+    rows: BTreeMap<SharedId, (Key, PackedRow)>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct SharedRows {
     /// By VPC; only those with rows.
     bundles: BTreeMap<String, Bundle>,
-    /// VPCs whose droplets or number may have changed since the last flush.
-    moved: BTreeSet<String>,
-    /// By VPC, what may have changed since the last flush.
-    touched: BTreeMap<String, BTreeSet<Shared>>,
+    /// By VPC, the rows that may have changed since the last flush. Of a VPC without any only the droplets may have.
+    touched: BTreeMap<String, BTreeSet<SharedId>>,
+}
+
+/// What changed of a VPC's shared rows.
+#[derive(Debug, Default)]
+struct Change {
+    /// Keys of rows that are gone.
+    gone: Vec<Key>,
+    rows: Vec<(Key, PackedRow)>,
+    /// Droplets that have the rows now, and had none before.
+    came: BTreeSet<String>,
+    /// Droplets that have none any more, and the keys of those that they had.
+    left: Vec<String>,
+    had: Vec<Key>,
 }
 
 impl SharedRows {
-    pub(super) fn touch(&mut self, vpc: &str, rows: impl IntoIterator<Item = Shared>) {
-        let mut rows = rows.into_iter().peekable();
-        if rows.peek().is_some() {
-            self.touched.entry(vpc.to_owned()).or_default().extend(rows);
-        }
-    }
-
-    /// Notes that a VPC's droplets or its number may have changed.
-    pub(super) fn touch_droplets(&mut self, vpc: &str) {
-        self.moved.insert(vpc.to_owned());
+    /// Notes that rows of a VPC, its droplets or its number may have changed.
+    pub(super) fn touch(&mut self, vpc: &str, rows: impl IntoIterator<Item = SharedId>) {
+        self.touched.entry(vpc.to_owned()).or_default().extend(rows);
     }
 
     /// Yields the shared rows of a droplet.
@@ -58,14 +62,14 @@ impl SharedRows {
 
     /// Returns a shared row of a droplet.
     pub(super) fn get(&self, droplet: &str, key: &Key) -> Option<PackedRow> {
-        let row = match key {
-            Key::Class(_, id) => Shared::Class(*id),
-            Key::PolicySet(_, id) => Shared::Set(*id),
+        let id = match key {
+            Key::Class(_, id) => SharedId::Class(*id),
+            Key::PolicySet(_, id) => SharedId::Set(*id),
             _ => return None,
         };
         let mut own = self.bundles.values().filter(|bundle| bundle.vni == key.vni());
         let bundle = own.find(|bundle| bundle.droplets.contains(droplet))?;
-        bundle.rows.get(&row).map(|(_, row)| row.clone())
+        bundle.rows.get(&id).map(|(_, row)| row.clone())
     }
 
     /// Yields the droplets that have shared rows.
@@ -75,100 +79,116 @@ impl SharedRows {
     }
 }
 
+impl Bundle {
+    /// Sets a row. Adds what that changes.
+    fn set(&mut self, id: SharedId, new: Option<(Key, PackedRow)>, change: &mut Change) {
+        let old = match &new {
+            Some(new) => self.rows.insert(id, new.clone()),
+            None => self.rows.remove(&id),
+        };
+        if old == new {
+            return;
+        }
+        let key = old.map(|(key, _)| key);
+        let is_gone = |key: &Key| new.as_ref().is_none_or(|(new, _)| new != key);
+        change.gone.extend(key.filter(is_gone));
+        change.rows.extend(new);
+    }
+
+    /// Sets the droplets that have the rows.
+    fn set_droplets(&mut self, droplets: &BTreeSet<&str>, change: &mut Change) {
+        let had = &self.droplets;
+        if had.iter().map(String::as_str).eq(droplets.iter().copied()) {
+            return;
+        }
+        let left = had.iter().filter(|droplet| !droplets.contains(droplet.as_str()));
+        change.left = left.cloned().collect();
+        if !change.left.is_empty() {
+            change.had = self.rows.values().map(|(key, _)| key.clone()).collect();
+        }
+        let came = droplets.iter().filter(|droplet| !had.contains(**droplet));
+        change.came = came.map(|droplet| (*droplet).to_owned()).collect();
+        self.droplets
+            .retain(|droplet| droplets.contains(droplet.as_str()));
+        self.droplets.extend(change.came.iter().cloned());
+    }
+}
+
 impl World {
     /// Adds the changes of shared rows.
     pub(super) fn flush_shared(&mut self, deltas: &mut BTreeMap<String, Delta>) {
-        let mut touched = std::mem::take(&mut self.shared.touched);
-        for vpc in std::mem::take(&mut self.shared.moved) {
-            touched.entry(vpc).or_default();
-        }
-        let mut upserts = Vec::new();
-        for (vpc, rows) in touched {
+        let mut changes = Vec::new();
+        for (vpc, rows) in std::mem::take(&mut self.shared.touched) {
             let mut bundle = self.shared.bundles.remove(&vpc).unwrap_or_default();
-            self.flush_bundle(&vpc, &mut bundle, rows, deltas, &mut upserts);
+            let change = self.renew_bundle(&vpc, &mut bundle, rows);
+            let stayed = bundle.droplets.iter();
+            let stayed = stayed.filter(|droplet| !change.came.contains(*droplet));
+            let left = change.left.iter().map(|droplet| (droplet, &change.had));
+            for (droplet, gone) in stayed.map(|droplet| (droplet, &change.gone)).chain(left) {
+                if !gone.is_empty() {
+                    let delta = deltas.entry(droplet.clone()).or_default();
+                    delta.extend(gone.iter().map(|key| (key.clone(), None)));
+                }
+            }
             if !bundle.rows.is_empty() {
-                self.shared.bundles.insert(vpc, bundle);
+                self.shared.bundles.insert(vpc.clone(), bundle);
+            }
+            if !change.came.is_empty() || !change.rows.is_empty() {
+                changes.push((vpc, change));
             }
         }
-        // After all removals: a number may pass from one VPC to another.
-        for (droplet, key, row) in upserts {
-            deltas.entry(droplet).or_default().insert(key, Some(row));
+        // Rows are inserted after all removals: a number may pass from one VPC to another.
+        for (vpc, change) in changes {
+            let Some(bundle) = self.shared.bundles.get(&vpc) else {
+                continue;
+            };
+            let rows: Vec<(Key, PackedRow)> = bundle.rows.values().cloned().collect();
+            for droplet in &bundle.droplets {
+                let new = if change.came.contains(droplet) {
+                    &rows
+                } else {
+                    &change.rows
+                };
+                if !new.is_empty() {
+                    let delta = deltas.entry(droplet.clone()).or_default();
+                    delta.extend(new.iter().map(|(key, row)| (key.clone(), Some(row.clone()))));
+                }
+            }
         }
     }
 
-    fn flush_bundle(
-        &self,
-        vpc: &str,
-        bundle: &mut Bundle,
-        mut touched: BTreeSet<Shared>,
-        deltas: &mut BTreeMap<String, Delta>,
-        upserts: &mut Vec<(String, Key, PackedRow)>,
-    ) {
+    fn renew_bundle(&self, vpc: &str, bundle: &mut Bundle, mut touched: BTreeSet<SharedId>) -> Change {
+        let mut change = Change::default();
+        bundle.set_droplets(&self.endpoint_droplets_of(vpc), &mut change);
         let vni = self.vni(vpc);
         if bundle.vni != vni {
             bundle.vni = vni;
             touched.extend(bundle.rows.keys());
             touched.extend(self.shared_rows_of(vpc));
         }
-        let droplets = self.endpoint_droplets_of(vpc);
-        let droplets: BTreeSet<String> = droplets.into_iter().map(str::to_owned).collect();
-        let had = std::mem::replace(&mut bundle.droplets, droplets);
-        let mut gone: Vec<Key> = Vec::new();
-        let before: Vec<Key> = bundle.rows.values().map(|(key, _)| key.clone()).collect();
-        let mut changed = Vec::new();
         for id in touched {
-            let new = self
-                .shared_row(vpc, id)
-                .map(|row| (row.key(), PackedRow::new(&row)));
-            let old = match &new {
-                Some(new) => bundle.rows.insert(id, new.clone()),
-                None => bundle.rows.remove(&id),
-            };
-            if new == old {
-                continue;
-            }
-            let key = old.map(|(key, _)| key);
-            gone.extend(key.filter(|key| new.as_ref().is_none_or(|(new, _)| new != key)));
-            changed.extend(new);
+            let row = self.shared_row(vpc, id);
+            let row = row.map(|row| (row.key(), PackedRow::new(&row)));
+            bundle.set(id, row, &mut change);
         }
-        for droplet in &had {
-            let lost = if bundle.droplets.contains(droplet) {
-                &gone
-            } else {
-                &before
-            };
-            if !lost.is_empty() {
-                let delta = deltas.entry(droplet.clone()).or_default();
-                delta.extend(lost.iter().map(|key| (key.clone(), None)));
-            }
-        }
-        for droplet in &bundle.droplets {
-            let mut tell = |(key, row): &(Key, PackedRow)| {
-                upserts.push((droplet.clone(), key.clone(), row.clone()));
-            };
-            if had.contains(droplet) {
-                changed.iter().for_each(&mut tell);
-            } else {
-                bundle.rows.values().for_each(&mut tell);
-            }
-        }
+        change
     }
 
     /// Returns a shared row of a VPC as it is now.
-    fn shared_row(&self, vpc: &str, id: Shared) -> Option<Row> {
+    fn shared_row(&self, vpc: &str, id: SharedId) -> Option<Row> {
         let (rollout, vni) = (self.enforcement.rollouts.get(vpc)?, self.vni(vpc)?);
         match id {
-            Shared::Class(id) => Some(Row::Class(rollout.class(id)?.row(vni, id))),
-            Shared::Set(id) => Some(Row::PolicySet(rollout.set_content(id)?.row(vni, id))),
+            SharedId::Class(id) => Some(Row::Class(rollout.class(id)?.row(vni, id))),
+            SharedId::Set(id) => Some(Row::PolicySet(rollout.set_content(id)?.row(vni, id))),
         }
     }
 
     /// Yields all rows that a VPC shares now.
-    fn shared_rows_of(&self, vpc: &str) -> impl Iterator<Item = Shared> {
+    fn shared_rows_of(&self, vpc: &str) -> impl Iterator<Item = SharedId> {
         let rollouts = self.enforcement.rollouts.get(vpc).into_iter();
         rollouts.flat_map(|rollout| {
-            let classes = rollout.class_rows().map(Shared::Class);
-            classes.chain(rollout.set_rows().map(Shared::Set))
+            let classes = rollout.class_rows().map(SharedId::Class);
+            classes.chain(rollout.set_rows().map(SharedId::Set))
         })
     }
 }
