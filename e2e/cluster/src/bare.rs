@@ -26,6 +26,12 @@ pub fn up(instance: &Instance, binaries: &Path) -> Result<()> {
     control_plane::start_api_server(instance, binaries)
 }
 
+/// Gives a network namespace the `eth0` of a node, with its address, by which the API server can be reached. It is
+/// removed with the namespace or the instance.
+pub fn connect(instance: &Instance, node: &str, namespace: &str) -> Result<()> {
+    network::connect(instance, node, namespace)
+}
+
 /// Returns the processes of `etcd` or `apiserver`.
 pub fn processes(instance: &Instance, component: &str) -> Result<Vec<i32>> {
     let found = cgroups::processes(&control_plane::group(instance, component))?;

@@ -129,6 +129,11 @@ impl Instance {
         self.state().join("logs")
     }
 
+    /// Returns the path of the certificate by which clients check the API server's.
+    pub fn authority(&self) -> PathBuf {
+        self.pki().join("ca.crt")
+    }
+
     pub(crate) fn kubectl_cache(&self) -> PathBuf {
         self.state().join("kubectl-cache")
     }

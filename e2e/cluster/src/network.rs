@@ -34,17 +34,8 @@ pub fn create_node(instance: &Instance, node: &str, whole_gso: bool) -> Result<(
     let (namespace, link) = (instance.network_namespace(node), instance.uplink(node));
     let namespace = namespace.as_str();
     run("ip", &["netns", "add", namespace])?;
-    run(
-        "ip",
-        &[
-            "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", namespace,
-        ],
-    )?;
-    run("ip", &["link", "set", &link, "master", instance.bridge(), "up"])?;
-    let address = format!("{}/24", instance.node_address(node)?);
-    run("ip", &["-n", namespace, "addr", "add", &address, "dev", "eth0"])?;
     run("ip", &["-n", namespace, "link", "set", "lo", "up"])?;
-    run("ip", &["-n", namespace, "link", "set", "eth0", "up"])?;
+    connect(instance, node, namespace)?;
     run(
         "ip",
         &[
@@ -88,6 +79,22 @@ pub fn create_node(instance: &Instance, node: &str, whole_gso: bool) -> Result<(
         .with_context(|| format!("segmenting {link}"))?;
         uplink::attach_pass(&link).with_context(|| format!("an XDP program that passes all on {link}"))?;
     }
+    Ok(())
+}
+
+/// Makes the uplink `eth0` with a node's address in a network namespace that exists.
+pub fn connect(instance: &Instance, node: &str, namespace: &str) -> Result<()> {
+    let link = instance.uplink(node);
+    run(
+        "ip",
+        &[
+            "link", "add", &link, "type", "veth", "peer", "name", "eth0", "netns", namespace,
+        ],
+    )?;
+    run("ip", &["link", "set", &link, "master", instance.bridge(), "up"])?;
+    let address = format!("{}/24", instance.node_address(node)?);
+    run("ip", &["-n", namespace, "addr", "add", &address, "dev", "eth0"])?;
+    run("ip", &["-n", namespace, "link", "set", "eth0", "up"])?;
     Ok(())
 }
 

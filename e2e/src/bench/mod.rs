@@ -1,8 +1,10 @@
 //! The benchmarks, each with the name of its command `cargo xtask bench …` (`controlplane` is `bench scale`), and the
-//! parts that they share: statistics, tables, the report and its plot, the machine, processes and threads on one core.
+//! parts that they share: statistics, tables, the report and its plot, the machine, an API server, processes and
+//! threads on one core.
 //!
 //! A benchmark passes or fails nothing by time; only a measurement that can't be made is an error.
 
+pub mod api_server;
 pub mod cni;
 pub mod controlplane;
 pub mod datapath;

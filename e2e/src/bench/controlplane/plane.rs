@@ -21,6 +21,7 @@ use thuban_cluster::{Cluster, Instance, bare};
 use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
 
 use super::process::{Launch, Usage, usage};
+use crate::bench::api_server::ApiServer;
 
 /// The parts of a run that are built elsewhere.
 #[derive(Clone, Debug)]
@@ -38,7 +39,7 @@ pub const UNDERLAY: &str = "100.64.0.0/16";
 const PORT: u16 = 16282;
 
 pub struct Plane {
-    instance: Instance,
+    server: ApiServer,
     /// A client with the rights of the cluster's administrator.
     pub admin: Client,
     /// A client with the rights of transitd: reads the operator's Lease.
@@ -48,14 +49,13 @@ pub struct Plane {
 
 impl Plane {
     pub async fn up(parts: &Parts) -> Result<Self> {
-        let instance = Instance::named("scale")?;
-        let guard = Down(Some(instance.clone()));
-        bare::up(&instance, &parts.binaries).context("the control plane")?;
-        apply(&parts.install)?;
+        let server = ApiServer::up("scale", &parts.binaries)?;
+        let instance = server.instance();
+        apply(&server.cluster()?, &parts.install)?;
         let admin = client(&instance.kubeconfig()).await?;
         let log = instance.logs().join("operator.log");
-        let operator = kubeconfig_for(&admin, &instance, "thuban-operator").await?;
-        let transitd = kubeconfig_for(&admin, &instance, "transitd").await?;
+        let operator = kubeconfig_for(&admin, instance, "thuban-operator").await?;
+        let transitd = kubeconfig_for(&admin, instance, "transitd").await?;
         let launch = Launch {
             binary: parts.operator.clone(),
             kubeconfig: operator,
@@ -65,9 +65,8 @@ impl Plane {
             underlay: format!("{UNDERLAY},{}", instance.subnet()),
         };
         let transitd = client(&transitd).await?;
-        guard.keep();
         Ok(Self {
-            instance,
+            server,
             admin,
             transitd,
             launch,
@@ -76,7 +75,7 @@ impl Plane {
 
     /// Returns the processes of etcd or the API server.
     pub fn processes(&self, component: &str) -> Vec<i32> {
-        bare::processes(&self.instance, component).unwrap_or_default()
+        bare::processes(self.server.instance(), component).unwrap_or_default()
     }
 
     /// Returns CPU and memory of all processes of etcd or the API server.
@@ -93,7 +92,7 @@ impl Plane {
     }
 
     pub fn state(&self) -> PathBuf {
-        self.instance.state()
+        self.server.instance().state()
     }
 
     /// Copies the operator's log, because it is removed with the control plane.
@@ -102,34 +101,8 @@ impl Plane {
     }
 }
 
-impl Drop for Plane {
-    fn drop(&mut self) {
-        drop(Down(Some(self.instance.clone())));
-    }
-}
-
-/// Takes the instance down unless it is kept.
-struct Down(Option<Instance>);
-
-impl Down {
-    fn keep(mut self) {
-        self.0 = None;
-    }
-}
-
-impl Drop for Down {
-    fn drop(&mut self) {
-        if let Some(instance) = &self.0
-            && let Err(error) = thuban_cluster::down(instance)
-        {
-            eprintln!("{error:#}");
-        }
-    }
-}
-
 /// Applies every manifest, in order. Without controllers the workloads among them start nothing.
-fn apply(folder: &Path) -> Result<()> {
-    let cluster = Cluster::named("scale")?;
+fn apply(cluster: &Cluster, folder: &Path) -> Result<()> {
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries
         .flatten()
