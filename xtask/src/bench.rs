@@ -1,7 +1,7 @@
 //! `cargo xtask bench`: builds what a benchmark runs, and runs it.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
@@ -11,7 +11,21 @@ use clap::Subcommand;
 use crate::{
     bench_cluster, bench_peers, bench_services,
     build::{self, root, step},
-    cni_tools, deps, ebpf, kube,
+    cni_tools, deps, ebpf,
+    go_tools::GoTools,
+    kube, progress,
+};
+
+const NETWORK_POLICIES: GoTools = GoTools {
+    name: "kube-network-policies",
+    modules: "e2e/peers/kube-network-policies",
+    files: &["go.mod", "go.sum"],
+    tags: "",
+    needs_c: false,
+    flags: "",
+    packages: &["tool"],
+    tests: &[],
+    binaries: &["cmd"],
 };
 
 #[derive(Subcommand)]
@@ -23,7 +37,8 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
-    /// Measure packets with network policies beside nftables, in network namespaces. `--help` lists the options
+    /// Measure packets with network policies beside nftables and kube-network-policies, in network namespaces. `--help`
+    /// lists the options
     #[command(disable_help_flag = true)]
     Policy {
         /// Arguments of the benchmark
@@ -74,8 +89,8 @@ pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
     }
     deps::ensure()?;
     match benchmark {
-        Benchmark::Datapath { arguments } => of_packets("datapath-bench", arguments),
-        Benchmark::Policy { arguments } => of_packets("policy-bench", arguments),
+        Benchmark::Datapath { arguments } => of_packets("datapath-bench", &[], arguments),
+        Benchmark::Policy { arguments } => policy(arguments),
         Benchmark::Cni { arguments } => cni(arguments),
         Benchmark::Neighbours { arguments } => with_node("neighbours-bench", &[], arguments),
         Benchmark::Scale { arguments } => scale(arguments),
@@ -84,12 +99,22 @@ pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
     }
 }
 
-/// Runs a benchmark that needs only the programs.
-fn of_packets(name: &str, arguments: &[String]) -> Result<ExitCode> {
+/// Runs a benchmark that needs the programs alone, and files that flags name.
+fn of_packets(name: &str, files: &[(&str, PathBuf)], arguments: &[String]) -> Result<ExitCode> {
     deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
     step("eBPF programs", ebpf::build)?;
     let benchmark = step("benchmark", || build::bench_of_packets(name))?;
-    execute(&benchmark, arguments)
+    execute(&benchmark, &with_files(files, arguments))
+}
+
+fn policy(arguments: &[String]) -> Result<ExitCode> {
+    let binaries = kube::binaries()?;
+    let peer = step("kube-network-policies", || {
+        progress::watched("building kube-network-policies", || NETWORK_POLICIES.ensure())
+    })?;
+    // Go names a program after the last folder of its package.
+    let files = [("--binaries", binaries), ("--peer", peer.join("cmd"))];
+    of_packets("policy-bench", &files, arguments)
 }
 
 fn cni(arguments: &[String]) -> Result<ExitCode> {
@@ -110,29 +135,31 @@ fn with_node(benchmark: &str, more: &[&str], arguments: &[String]) -> Result<Exi
     let programs = step("eBPF programs", ebpf::build)?;
     let built = step("transitd, plugin and benchmark", || build::with_node(benchmark))?;
     let mut own: Vec<String> = more.iter().map(ToString::to_string).collect();
-    for (flag, path) in [
+    let files = [
         ("--transitd", built.transitd),
         ("--plugin", built.plugin),
         ("--programs", programs),
-    ] {
-        own.extend([flag.to_owned(), path.display().to_string()]);
-    }
-    own.extend_from_slice(arguments);
+    ];
+    own.extend(with_files(&files, arguments));
     execute(&built.benchmark, &own)
 }
 
 fn scale(arguments: &[String]) -> Result<ExitCode> {
     let binaries = kube::binaries()?;
     let built = step("operator and benchmark", build::scale)?;
-    let mut own: Vec<String> = Vec::new();
-    for (flag, path) in [
+    let files = [
         ("--binaries", binaries),
         ("--operator", built.join("thuban-operator")),
-    ] {
-        own.extend([flag.to_owned(), path.display().to_string()]);
-    }
-    own.extend_from_slice(arguments);
-    execute(&built.join("scale-bench"), &own)
+    ];
+    execute(&built.join("scale-bench"), &with_files(&files, arguments))
+}
+
+/// Returns the arguments of a benchmark: flags with the files that were built for it, then what the user gave.
+fn with_files(files: &[(&str, PathBuf)], arguments: &[String]) -> Vec<String> {
+    let flags = files
+        .iter()
+        .flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]);
+    flags.chain(arguments.iter().cloned()).collect()
 }
 
 /// Runs a benchmark's program from the workspace's root.

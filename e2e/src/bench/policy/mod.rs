@@ -1,10 +1,11 @@
 //! The benchmark of network policy: the same two pods on two droplets with and without policies, beside plain routing
-//! with and without sets of nftables, on one machine, in one run.
+//! with and without sets of nftables, and beside kube-network-policies, on one machine, in one run.
 //!
 //! Cases take turns as in the benchmark of the data plane. Each proves that its rules are asked: without the one that
 //! lets the client in, no ping comes through.
 
 mod nft;
+mod peer;
 mod rules;
 
 use std::{path::Path as Folder, rc::Rc};
@@ -27,6 +28,9 @@ use super::{
     traffic::Measure,
 };
 
+pub use peer::Parts;
+use peer::{Site, SiteCase};
+
 /// The measures, each of which every case gives.
 const MEASURES: [Measure; 4] = [
     Measure::RoundTrips,
@@ -46,15 +50,22 @@ const CASES: [(&str, Option<usize>); 7] = [
     ("rules10000", Some(10_000)),
 ];
 
-/// The cases without Thuban, and how many addresses the sets of nftables have.
-const PEERS: [(&str, Option<usize>); 3] = [
+/// The cases of plain routing, and how many addresses the sets of nftables have.
+const PLAIN: [(&str, Option<usize>); 3] = [
     ("plain", None),
     ("plain-nft1", Some(1)),
     ("plain-nft10000", Some(10_000)),
 ];
 
+/// The cases of kube-network-policies, and how many entries the policy has in each direction.
+const PEERS: [(&str, usize); 2] = [("plain-knp1", 1), ("plain-knp10000", 10_000)];
+
+/// The measures with kube-network-policies. Datagrams without answers are no connection to conntrack, so it judges each
+/// of them; too few arrive to be measured.
+const PEER_MEASURES: [Measure; 3] = [Measure::RoundTrips, Measure::Connections, Measure::Stream];
+
 /// The promises: a case, the case whose median divides, a metric, the bound.
-const TARGETS: [(&str, &str, &str, Option<Bound>); 19] = [
+const TARGETS: [(&str, &str, &str, Option<Bound>); 27] = [
     ("elsewhere", "none", "rr_p50_us", Some(AtMost(1.01))),
     ("deny1", "none", "rr_p50_us", Some(AtMost(1.03))),
     ("deny1", "none", "crr_per_s", Some(AtLeast(0.95))),
@@ -74,6 +85,14 @@ const TARGETS: [(&str, &str, &str, Option<Bound>); 19] = [
     ("plain-nft10000", "plain", "crr_per_s", None),
     ("deny1", "plain-nft1", "crr_per_s", None),
     ("deny1", "plain-nft1", "rr_p50_us", None),
+    ("plain-knp1", "plain", "rr_p50_us", None),
+    ("plain-knp1", "plain", "crr_per_s", None),
+    ("plain-knp1", "plain", "tcp1_gbps", None),
+    ("plain-knp10000", "plain", "rr_p50_us", None),
+    ("plain-knp10000", "plain", "crr_per_s", None),
+    ("deny1", "plain-knp1", "crr_per_s", None),
+    ("deny1", "plain-knp1", "rr_p50_us", None),
+    ("rules10000", "plain-knp10000", "crr_per_s", None),
 ];
 
 /// A measure between the pods of a rig, of which each run begins without known flows.
@@ -99,28 +118,38 @@ impl Case for PolicyCase {
 }
 
 /// Measures, prints the tables and writes `policy.json`.
-pub fn run(plan: &Plan, folder: &Folder) -> Result<()> {
+pub fn run(plan: &Plan, parts: &Parts, folder: &Folder) -> Result<()> {
     let session = Session::begin("policy", folder)?;
     println!("setting up");
-    let mut cases = cases(plan)?;
+    let mut cases = cases(plan, parts, folder)?;
     println!("{} cases, set up in {:.0} s", cases.len(), session.seconds());
     let results = take_turns(plan, &mut cases)?;
     let tables = format!("{}\n{}", results.table(), ratios(&results));
     session.finish(&tables, &File::new(plan, &results), None)
 }
 
-fn cases(plan: &Plan) -> Result<Vec<Box<dyn Case>>> {
+fn cases(plan: &Plan, parts: &Parts, folder: &Folder) -> Result<Vec<Box<dyn Case>>> {
     let mut paths = Vec::new();
     for (name, rules) in CASES.iter().filter(|(name, _)| plan.wants_case(name)) {
         go_on()?;
         let path = with_thuban(name, *rules).with_context(|| format!("setting up {name}"))?;
         paths.push(Rc::new(path));
     }
-    for (name, addresses) in PEERS.iter().filter(|(name, _)| plan.wants_case(name)) {
+    for (name, addresses) in PLAIN.iter().filter(|(name, _)| plan.wants_case(name)) {
         go_on()?;
         let path = nft::path(name, *addresses).with_context(|| format!("setting up {name}"))?;
         paths.push(Rc::new(path));
     }
+    let mut peers = PEERS.to_vec();
+    peers.retain(|(name, _)| plan.wants_case(name));
+    let is_measured = PEER_MEASURES.iter().any(|measure| plan.wants(measure.metrics()));
+    let site = if peers.is_empty() || !is_measured {
+        None
+    } else {
+        go_on()?;
+        let site = Site::up(parts, folder).context("setting up kube-network-policies")?;
+        Some(Rc::new(site))
+    };
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for measure in MEASURES.iter().filter(|measure| plan.wants(measure.metrics())) {
         for path in &paths {
@@ -129,6 +158,17 @@ fn cases(plan: &Plan) -> Result<Vec<Box<dyn Case>>> {
                 measure: *measure,
             };
             cases.push(Box::new(PolicyCase(case)));
+        }
+        let Some(site) = site.as_ref().filter(|_| PEER_MEASURES.contains(measure)) else {
+            continue;
+        };
+        for (name, entries) in &peers {
+            cases.push(Box::new(SiteCase {
+                name,
+                entries: *entries,
+                measure: *measure,
+                site: Rc::clone(site),
+            }));
         }
     }
     if cases.is_empty() {

@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The pods of the rig, client and server.
-const PODS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 1, 2), Ipv4Addr::new(10, 0, 2, 2)];
+pub const PODS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 1, 2), Ipv4Addr::new(10, 0, 2, 2)];
 
 /// Makes the rig of plain routing, and with rules if there are addresses.
 pub fn path(name: &str, addresses: Option<usize>) -> Result<Path> {
@@ -40,8 +40,8 @@ fn ruleset(pod: Ipv4Addr, count: usize, allowed: Option<Ipv4Addr>) -> Result<Str
     let mut text = String::from(
         "table ip bench\ndelete table ip bench\ntable ip bench {\nset allowed {\ntype ipv4_addr\nelements = { 11.0.0.1",
     );
-    for number in 0..u32::try_from(count)? {
-        write!(text, ", {}", Ipv4Addr::from(0x0b00_0002 + number * 2))?;
+    for other in others(count)? {
+        write!(text, ", {other}")?;
     }
     if let Some(allowed) = allowed {
         write!(text, ", {allowed}")?;
@@ -55,7 +55,13 @@ fn ruleset(pod: Ipv4Addr, count: usize, allowed: Option<Ipv4Addr>) -> Result<Str
     Ok(text)
 }
 
-fn apply(namespace: &Namespace, ruleset: &str) -> Result<()> {
+/// Returns addresses that no pod has.
+pub fn others(count: usize) -> Result<impl Iterator<Item = Ipv4Addr>> {
+    Ok((0..u32::try_from(count)?).map(|number| Ipv4Addr::from(0x0b00_0002 + number * 2)))
+}
+
+/// Gives nft a file in the namespace.
+pub fn apply(namespace: &Namespace, ruleset: &str) -> Result<()> {
     namespace.run(|| {
         let mut nft = Command::new("nft")
             .args(["-f", "-"])
