@@ -40,8 +40,8 @@ const CLUSTER: &str = "policy";
 /// How long a policy takes at most until it is in force.
 const EFFECT_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
-/// How long a policy is in force before a measure begins. After a change the program writes its table up to six times
-/// within 200 ms. Each time a hook goes, and the kernel drops the packets that are in a queue.
+/// How long a policy is in force before a measure begins. After a change the program writes its table, and on this
+/// kernel tries it five times more. Each time a hook goes, and the kernel drops the packets that are in a queue.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// The programs that the cases need.
