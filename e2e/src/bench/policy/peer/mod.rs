@@ -41,7 +41,7 @@ const CLUSTER: &str = "policy";
 const EFFECT_TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(100);
 /// How long a policy is in force before a measure begins. After a change the program writes its table, and on this
-/// kernel tries it five times more. Each time a hook goes, and the kernel drops the packets that are in a queue.
+/// kernel tries it five times more. A connection that began just then was seen to take a second more.
 const SETTLE_TIME: Duration = Duration::from_secs(1);
 
 /// The programs that the cases need.
