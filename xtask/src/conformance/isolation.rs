@@ -1,5 +1,5 @@
-//! Policies in every namespace, also in those that tests make: all pods are isolated in both directions, and may talk to
-//! pods of their namespace, to cluster DNS and to nodes.
+//! Policies in every namespace, also in those that tests make: all pods are isolated in both directions, and may talk
+//! to pods of their namespace, to cluster DNS and to nodes.
 
 use std::{
     collections::HashSet,
