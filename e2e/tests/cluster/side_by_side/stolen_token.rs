@@ -26,6 +26,17 @@ fn thief(audience: &str) -> Actor {
     Actor::new(cluster, "the thief of node-a's token", &token).unwrap()
 }
 
+/// Writes a Lease until its holder does not renew it in between.
+fn until_heard(write: impl Fn() -> anyhow::Result<String>) -> anyhow::Result<String> {
+    loop {
+        let answer = write();
+        let is_overtaken = |error: &anyhow::Error| error.to_string().contains("has been modified");
+        if !answer.as_ref().is_err_and(is_overtaken) {
+            return answer;
+        }
+    }
+}
+
 /// Without its version: transitd and the operator may write it before the test does.
 fn droplet(cluster: &Cluster, name: &str) -> Value {
     let mut droplet = get(cluster, &["droplets.thuban.dev", name]).unwrap();
@@ -187,13 +198,8 @@ fn stolen_node_token_renews_only_its_own_heartbeat() {
         lease["metadata"]["namespace"] = json!(namespace);
         lease
     };
-    // Its holder renews it in between.
-    let renew = |name: &str, holder: &str| loop {
-        let answer = thief.write("replace", &lease(name, holder, HEARTBEATS), &[]);
-        let is_overtaken = |error: &anyhow::Error| error.to_string().contains("has been modified");
-        if !answer.as_ref().is_err_and(is_overtaken) {
-            return answer;
-        }
+    let renew = |name: &str, holder: &str| {
+        until_heard(|| thief.write("replace", &lease(name, holder, HEARTBEATS), &[]))
     };
     renew(NODE, NODE).unwrap();
     let words = &["may write the Lease droplet-node-a only", "droplet-node-b"];
@@ -257,8 +263,10 @@ fn token_without_node_or_right_audience_writes_nothing() {
     let nowhere = Actor::service_account(cluster, SYSTEM, "transitd").unwrap();
     let answer = nowhere.write("replace", &droplet(cluster, NODE), &[]);
     nowhere.is_refused("write a Droplet", answer, &["the token names no node"]);
-    let lease = get(cluster, &["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")]).unwrap();
-    let answer = nowhere.write("replace", &lease, &[]);
+    let answer = until_heard(|| {
+        let lease = get(cluster, &["lease", "-n", HEARTBEATS, &format!("droplet-{NODE}")])?;
+        nowhere.write("replace", &lease, &[])
+    });
     nowhere.is_refused("write a heartbeat", answer, &["the token names no node"]);
     let stream_only = thief("thuban-operator");
     let answer = stream_only.kubectl(&["get", "droplet", NODE]);
