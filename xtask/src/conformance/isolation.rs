@@ -16,8 +16,8 @@ use anyhow::{Context, Result, anyhow};
 use serde_json::{Value, json};
 use thuban_cluster::{Cluster, NODES};
 
-/// The namespace of cluster DNS.
-const DNS: &str = "kube-system";
+use crate::dns;
+
 /// The label of all policies that are made here.
 const LABEL: &str = "isolation";
 
@@ -40,15 +40,19 @@ impl Isolation {
     pub fn begin(cluster: &Cluster) -> Result<Self> {
         let nodes = addresses(cluster)?;
         let namespaces = cluster.kubectl(&["get", "namespaces", "-o", "name"])?;
+        let mut known = HashSet::new();
         for namespace in namespaces.lines().filter_map(name) {
             apply(cluster, namespace, &nodes)?;
+            known.insert(namespace.to_owned());
         }
         let watch = Arc::new(Watch::default());
         let (of_thread, for_thread) = (cluster.clone(), Arc::clone(&watch));
         Ok(Self {
             cluster: cluster.clone(),
             watch,
-            isolating: Some(thread::spawn(move || for_thread.isolate(&of_thread, &nodes))),
+            isolating: Some(thread::spawn(move || {
+                for_thread.isolate(&of_thread, &nodes, known)
+            })),
         })
     }
 
@@ -103,9 +107,9 @@ impl Watch {
         Ok(Some(lines))
     }
 
-    /// Isolates namespaces until the end. Returns how many. The API server ends each watch after a time.
-    fn isolate(&self, cluster: &Cluster, nodes: &[String]) -> Result<usize> {
-        let mut known = HashSet::new();
+    /// Isolates namespaces until the end, except those that are isolated already. Returns how many are. The API server
+    /// ends each watch after a time.
+    fn isolate(&self, cluster: &Cluster, nodes: &[String], mut known: HashSet<String>) -> Result<usize> {
         while let Some(lines) = self.begin(cluster)? {
             // The watch names a namespace at each change of it.
             for line in BufReader::new(lines).lines().map_while(Result::ok) {
@@ -163,8 +167,8 @@ fn policies(namespace: &str, nodes: &[String]) -> Vec<Value> {
         json!({"ipBlock": {"cidr": format!("{address}/{length}")}})
     });
     let blocks: Vec<Value> = blocks.collect();
-    let dns = json!({
-        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": DNS}},
+    let servers = json!({
+        "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": dns::NAMESPACE}},
         "podSelector": {"matchLabels": {"k8s-app": "kube-dns"}},
     });
     let ports = json!([{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]);
@@ -186,10 +190,10 @@ fn policies(namespace: &str, nodes: &[String]) -> Vec<Value> {
             namespace,
             "ask-dns",
             &json!([]),
-            &json!([{"to": [dns], "ports": ports}]),
+            &json!([{"to": [servers], "ports": ports}]),
         ),
     ];
-    if namespace == DNS {
+    if namespace == dns::NAMESPACE {
         let asked = json!([{"from": [{"namespaceSelector": {}}], "ports": ports}]);
         all.push(policy(namespace, "dns", &asked, &json!([])));
     }
