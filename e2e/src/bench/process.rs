@@ -26,6 +26,15 @@ pub const SERVER_CORE: usize = 1;
 
 const LOOK: Duration = Duration::from_millis(20);
 
+/// Has a program killed when the thread that starts it ends, however that ends.
+pub fn end_with_owner(command: &mut Command) {
+    // SAFETY: one system call, no allocation.
+    #[allow(unsafe_code)]
+    unsafe {
+        command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
+    }
+}
+
 /// A running program.
 pub struct Process {
     child: Child,
@@ -43,11 +52,11 @@ impl Process {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let file = File::open(namespace).with_context(|| namespace.display().to_string())?;
         let cores = one_core(core)?;
+        end_with_owner(&mut command);
         // SAFETY: between fork and exec only system calls, no allocation.
         #[allow(unsafe_code)]
         unsafe {
             command.pre_exec(move || {
-                prctl::set_pdeathsig(Signal::SIGKILL)?;
                 nix::sched::setns(&file, nix::sched::CloneFlags::CLONE_NEWNET)?;
                 sched_setaffinity(Pid::from_raw(0), &cores)?;
                 real_time(0, 1)

@@ -3,14 +3,14 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Instant,
 };
 
 use anyhow::{Context, Result, bail};
-use nix::sys::{prctl, signal::Signal};
+
+use crate::bench::process::end_with_owner;
 
 /// CPU and memory of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -61,11 +61,7 @@ impl Operator {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log);
-        // SAFETY: one system call, no allocation.
-        #[allow(unsafe_code)]
-        unsafe {
-            command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
-        }
+        end_with_owner(&mut command);
         let started = Instant::now();
         let child = command
             .spawn()

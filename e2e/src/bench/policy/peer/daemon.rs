@@ -2,18 +2,16 @@
 
 use std::{
     fs::{self, File},
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context, Result};
-use nix::sys::{prctl, signal::Signal};
 use thuban_cluster::{Instance, wait::wait_for};
 
 use super::{POLL, Parts, queue::QUEUE};
-use crate::rig::namespace::Namespace;
+use crate::{bench::process::end_with_owner, rig::namespace::Namespace};
 
 /// Where a pod finds its token and the certificate of the API server. The script gets both files and the program with
 /// its arguments. `ip netns exec` has a mount namespace of its own, so nobody else sees the mounts. The program goes
@@ -55,11 +53,7 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
             .stderr(output);
-        // SAFETY: one system call, no allocation.
-        #[allow(unsafe_code)]
-        unsafe {
-            command.pre_exec(|| Ok(prctl::set_pdeathsig(Signal::SIGKILL)?));
-        }
+        end_with_owner(&mut command);
         let child = command.spawn().context("starting kube-network-policies")?;
         Ok(Self { child, log })
     }
