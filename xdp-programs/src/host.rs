@@ -3,7 +3,7 @@
 
 use thuban_common::{
     counters::Counter,
-    host_stack::{DENIED, MARK_DENIED, MARK_EGRESS, MARK_EGRESS_HOST, REJECTED, mark_of},
+    host_stack::{DENIED, MARK_DENIED, MARK_EGRESS, MARK_EGRESS_HOST, MARK_FORBIDDEN, REJECTED, mark_of},
     packet::{bytes4, ethernet, geneve::UdpHeader, ip::IpPacket, ipv4, ipv6},
     source::{Transport, is_reply},
     tables::{
@@ -14,7 +14,8 @@ use thuban_common::{
 use crate::{
     frame::{Frame, Outcome, tc::TcFrame},
     inner::transport,
-    maps, policy,
+    maps,
+    policy::{self, Out},
 };
 
 /// Bytes of a TCP header without options.
@@ -85,9 +86,18 @@ pub fn leave<F: Frame>(
             MARK_EGRESS_HOST
         };
     }
-    if attachment.egress_set != 0 && F::IS_LAST && !policy::lets_out(frame, attachment, packet) {
-        // The stack knows which packets are answers.
-        kind |= if kind == 0 { MARK_DENIED } else { DENIED };
+    let out = if attachment.egress_set != 0 && F::IS_LAST {
+        policy::lets_out(frame, attachment, packet)
+    } else {
+        Out::Passes
+    };
+    if out != Out::Passes {
+        // The stack knows which packets are answers, and which are for the node itself.
+        if out == Out::Denied && flags & VPC_HOST_ACCESS != 0 {
+            kind = MARK_FORBIDDEN;
+        } else {
+            kind |= if kind == 0 { MARK_DENIED } else { DENIED };
+        }
         if attachment.flags & ATTACHMENT_REJECTS != 0 {
             kind |= REJECTED;
         }

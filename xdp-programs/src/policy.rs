@@ -290,11 +290,21 @@ fn let_in(case: &mut Case, interface: u32) -> Result<(), Counter> {
     Ok(())
 }
 
-/// Whether an endpoint's egress set lets a packet out of its VPC, whose agent is at tc.
+/// What an endpoint's egress set says of a packet that leaves its VPC.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Out {
+    Passes,
+    /// No rule accepts it.
+    Isolated,
+    /// A rule denies it.
+    Denied,
+}
+
+/// Judges a packet that leaves its VPC, of an endpoint whose agent is at tc.
 #[inline(never)]
-pub fn lets_out<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPacket) -> bool {
+pub fn lets_out<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPacket) -> Out {
     let Some(case) = Case::get(sender.vni) else {
-        return false;
+        return Out::Isolated;
     };
     match describe(frame, packet, ethernet::LENGTH as u32, case) {
         Ok(Shown::Here) => {
@@ -314,10 +324,14 @@ pub fn lets_out<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPa
                 };
                 denials::note(&case.denial, &case.key, false);
             }
-            denying.is_none()
+            match denying {
+                None => Out::Passes,
+                Some(NO_RULE) => Out::Isolated,
+                Some(_) => Out::Denied,
+            }
         }
-        Ok(Shown::Earlier) => fragments::passes(),
-        Err(_) => false,
+        Ok(Shown::Earlier) if fragments::passes() => Out::Passes,
+        _ => Out::Isolated,
     }
 }
 

@@ -12,8 +12,8 @@ use ipnet::IpNet;
 use thuban_api::cluster_dns::ClusterDns;
 use thuban_common::host_stack::{
     CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON, DENIED, MARK_ANSWER, MARK_DENIED,
-    MARK_DENIED_MASK, MARK_EGRESS, MARK_EGRESS_HOST, MARK_FROM_POD, MARK_FROM_POD_MASK, MARK_HOST_ENDPOINT,
-    MARK_MASK, NFT_TABLE, REJECTED, priority,
+    MARK_DENIED_MASK, MARK_EGRESS, MARK_EGRESS_HOST, MARK_FORBIDDEN, MARK_FROM_POD, MARK_FROM_POD_MASK,
+    MARK_HOST_ENDPOINT, MARK_MASK, NFT_TABLE, REJECTED, priority,
 };
 use thuban_common::policy::REJECTIONS_PER_WINDOW;
 use thuban_common::tables::{HOST_SOURCE, HOST_SOURCE_V6, HOST_TRACKED, HOST_TRACKED_V6};
@@ -219,6 +219,7 @@ fn constants(values: &mut Values) {
         ("MARK_ANSWER", MARK_ANSWER),
         ("MARK_DENIED", MARK_DENIED),
         ("MARK_EGRESS_HOST", MARK_EGRESS_HOST),
+        ("MARK_FORBIDDEN", MARK_FORBIDDEN),
         ("MARK_HOST_ENDPOINT", MARK_HOST_ENDPOINT),
         ("CONNECTION_LED", CONNECTION_LED),
         ("CONNECTION_SENT_ON", CONNECTION_SENT_ON),
@@ -261,7 +262,9 @@ fn constants(values: &mut Values) {
         "denied_tenant",
         marked(MARK_MASK & !REJECTED, MARK_EGRESS | DENIED),
     );
+    values.one("forbidden", marked(MARK_MASK & !REJECTED, MARK_FORBIDDEN));
     values.one("rejected", marked(REJECTED, REJECTED));
+    values.mark("other_bits", !MARK_MASK);
     values.mark("not_denied", !(DENIED | REJECTED));
     values.mark("not_rejected", MARK_MASK & !REJECTED);
     values.one(

@@ -149,3 +149,51 @@ fn an_egress_set_is_held_outside_and_answers_leave() {
         assert!(reaches(&rig, "p1", FAR, 8080), "an answer from outside: {block}");
     }
 }
+
+#[test]
+fn a_rule_that_denies_a_node_holds_for_the_pods_own() {
+    let rig = rig_with(vec![]);
+    let _far = serve(rig.far(), FAR, 8080, 9);
+    let _node = serve(rig.node(), NODE.into(), 8081, 7);
+    let clients = serve(&pod(&rig, "p1"), FIRST, 8080, 1);
+    let mut stream = connect(&pod(&rig, "p1"), NODE.into(), 8081).unwrap();
+    assert_eq!(ask(&mut stream), 7);
+    let node = IpAddr::from(NODE).to_string();
+    let rule = PolicyRule {
+        tier: PolicyTier::Admin.into(),
+        action: PolicyAction::Deny.into(),
+        policy: "no-nodes".into(),
+        blocks: vec![PolicyBlock {
+            cidr: format!("{node}/32"),
+            ..PolicyBlock::default()
+        }],
+        ..PolicyRule::default()
+    };
+    let set = Row::PolicySet(PolicySetRow {
+        vni: 7,
+        id: SET,
+        egress: true,
+        isolated: false,
+        rules: vec![rule],
+    });
+    let rows = vec![
+        class(STRANGE, &[]),
+        set,
+        judged("p1", 5, STRANGE, [0, SET]),
+        exposed(7, &[FIRST]),
+    ];
+    rig.operator.push_and_wait(rows, vec![]);
+    assert!(!reaches(&rig, "p1", NODE.into(), 8081) && !rig.ping("p1", &node));
+    assert!(
+        crate::tcp::try_ask(&mut stream).is_err(),
+        "an open connection follows"
+    );
+    assert!(reaches(&rig, "p2", NODE.into(), 8081), "a pod without a set");
+    assert!(reaches(&rig, "p1", FAR, 8080), "what no rule denies");
+    // The node and a client outside are answered.
+    assert!(rig.ping_from_node(&FIRST.to_string()));
+    assert!(connect(rig.node(), FIRST, 8080).is_ok_and(|mut stream| ask(&mut stream) == 1));
+    let mut client = connect(rig.far(), NODE.into(), 30080).unwrap();
+    assert_eq!(ask(&mut client), 1);
+    assert!(clients.try_iter().any(|client| client == IpAddr::from(FAR)));
+}
