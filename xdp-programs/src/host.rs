@@ -23,13 +23,42 @@ const LEAST_TCP: u32 = 20;
 /// Bytes of an ICMP header before the quote.
 const ICMP: usize = 8;
 
-/// Passes packets to the host's own address towards pods: answers to kubelet's probes.
+/// Passes packets to the host's own address towards pods: answers to kubelet's probes. What else an endpoint with an
+/// egress set sends there, the stack passes if it is an answer: the address is no node's, and no rule can name it.
 #[inline(always)]
-pub fn reply<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
-    if flags(attachment) & VPC_HOST_ACCESS == 0 && !is_answer(frame, packet)? {
+pub fn reply<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket) -> Outcome {
+    let has_access = flags(attachment) & VPC_HOST_ACCESS != 0;
+    if has_access && (attachment.egress_set == 0 || !F::IS_LAST) {
+        return pass(frame, packet);
+    }
+    let is_answer = is_answer(frame, packet);
+    if !has_access && !is_answer? {
         return Err(Counter::HostForbidden);
     }
-    pass(frame, packet)
+    let outcome = pass(frame, packet)?;
+    if is_answer != Ok(true) {
+        mark(frame, MARK_DENIED | rejected(attachment));
+    }
+    Ok(outcome)
+}
+
+/// Marks a packet of the frame's interface, at tc.
+#[inline(always)]
+fn mark<F: Frame>(frame: &mut F, kind: u32) {
+    let mark = mark_of(frame.interface(), kind);
+    if let Some(frame) = frame.tc() {
+        frame.mark(mark);
+    }
+}
+
+/// The bit of the mark by which an endpoint hears what is denied.
+#[inline(always)]
+const fn rejected(attachment: &AttachmentEntry) -> u32 {
+    if attachment.flags & ATTACHMENT_REJECTS != 0 {
+        REJECTED
+    } else {
+        0
+    }
 }
 
 /// Passes packets to the host's other address towards pods, which nobody has: conntrack knows which of them answer the
@@ -98,15 +127,10 @@ pub fn leave<F: Frame>(
         } else {
             kind |= if kind == 0 { MARK_DENIED } else { DENIED };
         }
-        if attachment.flags & ATTACHMENT_REJECTS != 0 {
-            kind |= REJECTED;
-        }
+        kind |= rejected(attachment);
     }
     if kind != 0 {
-        let mark = mark_of(frame.interface(), kind);
-        if let Some(frame) = frame.tc() {
-            frame.mark(mark);
-        }
+        mark(frame, kind);
     }
     Ok(outcome)
 }

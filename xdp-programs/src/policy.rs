@@ -16,7 +16,7 @@ use thuban_common::{
     packet::{ethernet, icmp, ip::IpPacket, ipv4, ipv6},
     policy::{
         ANSWERED_LIFE, DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FLOWS_OF_VPC, FlowEntry, NO_RULE,
-        PEER_OUTSIDE, STAMP_GUARDED, STAMP_REPLY, Stamp, judge, of_vpc, point,
+        PEER_OUTSIDE, STAMP_GUARDED, STAMP_REPLY, Stamp, of_vpc, point, try_judge,
     },
     services::{ALL_FLOWS, ConnectionKey, FORWARD, SEEN, Signal, has_connections, refresh},
     tables::{Address, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_REJECTS, LocalEntry},
@@ -296,7 +296,7 @@ pub enum Out {
     Passes,
     /// No rule accepts it.
     Isolated,
-    /// A rule denies it.
+    /// A rule denies it, or none could be asked: the packet can't be read, or the set isn't known.
     Denied,
 }
 
@@ -304,34 +304,35 @@ pub enum Out {
 #[inline(never)]
 pub fn lets_out<F: Frame>(frame: &mut F, sender: &AttachmentEntry, packet: &IpPacket) -> Out {
     let Some(case) = Case::get(sender.vni) else {
-        return Out::Isolated;
+        return Out::Denied;
     };
     match describe(frame, packet, ethernet::LENGTH as u32, case) {
         Ok(Shown::Here) => {
             let set = of_vpc(sender.vni, sender.egress_set);
-            let denying = denying(set, PEER_OUTSIDE, &case.key.destination, case.point);
+            // SAFETY: the address is valid for the call.
+            let verdict =
+                unsafe { policy_denies(set, PEER_OUTSIDE, &raw const case.key.destination, case.point) };
             if packet.is_fragment() {
-                fragments::note(denying.is_none());
+                fragments::note(verdict == PASSES);
             }
-            if let Some(rank) = denying
-                && may_ask(case)
-            {
+            if verdict != PASSES && may_ask(case) {
                 case.denial = DenialKey {
                     set,
                     interface: sender.ifindex,
-                    rank,
+                    rank: rank(verdict),
                     flags: DENIAL_EGRESS | DENIAL_OUTSIDE,
                 };
                 denials::note(&case.denial, &case.key, false);
             }
-            match denying {
-                None => Out::Passes,
-                Some(NO_RULE) => Out::Isolated,
-                Some(_) => Out::Denied,
+            match verdict {
+                PASSES => Out::Passes,
+                BY_DEFAULT => Out::Isolated,
+                _ => Out::Denied,
             }
         }
         Ok(Shown::Earlier) if fragments::passes() => Out::Passes,
-        _ => Out::Isolated,
+        // The stack judges a datagram by its first fragment.
+        _ => Out::Denied,
     }
 }
 
@@ -384,6 +385,10 @@ fn decide(case: &mut Case) -> Result<(), Counter> {
 
 /// [`policy_denies`]: the set lets the packet pass.
 const PASSES: u32 = u32::MAX;
+/// The set is unknown, or not whole.
+const UNDECIDED: u32 = u32::MAX - 1;
+/// No rule accepts the packet.
+const BY_DEFAULT: u32 = NO_RULE as u32;
 
 /// Returns the rank of the rule of a set that denies a packet, or [`NO_RULE`] if the set denies it by default. `None`:
 /// the packet passes.
@@ -392,21 +397,32 @@ fn denying(set: u64, peer: u64, address: &Address, point: u32) -> Option<u16> {
     // SAFETY: `address` is valid for the call.
     match unsafe { policy_denies(set, peer, address, point) } {
         PASSES => None,
-        rank => Some(rank as u16),
+        verdict => Some(rank(verdict)),
     }
 }
 
-/// Does what [`judge`] does: returns [`PASSES`], or the rank. A global function, see `main`.
+/// The rank of a verdict that denies.
+#[inline(always)]
+const fn rank(verdict: u32) -> u16 {
+    if verdict == UNDECIDED {
+        NO_RULE
+    } else {
+        verdict as u16
+    }
+}
+
+/// Does what [`try_judge`] does: returns [`PASSES`], [`UNDECIDED`] or the rank. A global function, see `main`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 unsafe extern "C" fn policy_denies(set: u64, peer: u64, address: *const Address, point: u32) -> u32 {
     // SAFETY: the caller's promise.
     let Some(address) = (unsafe { address.as_ref() }) else {
-        return NO_RULE.into();
+        return UNDECIDED;
     };
-    match judge(&maps::PolicyTables, set, peer, address, point) {
-        (true, _) => PASSES,
-        (false, rank) => rank.into(),
+    match try_judge(&maps::PolicyTables, set, peer, address, point) {
+        None => UNDECIDED,
+        Some((true, _)) => PASSES,
+        Some((false, rank)) => rank.into(),
     }
 }
 

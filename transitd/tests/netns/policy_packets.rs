@@ -1,15 +1,16 @@
 //! Network policy in the packets of a node: between its pods, out of their VPC, and in from outside.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
+use thuban_common::tables::HOST_SOURCE;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     ClassRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
 };
 
 use crate::policies::{FAR, STRANGER, exposed, pod, rig_with};
-use crate::rig::{self, NODE, Rig, local};
-use crate::tcp::{PATIENCE, ask, connect, serve};
+use crate::rig::{self, NODE, Rig, in_namespace, local};
+use crate::tcp::{PATIENCE, ask, connect, connect_with_option, serve};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
@@ -154,11 +155,16 @@ fn an_egress_set_is_held_outside_and_answers_leave() {
 fn a_rule_that_denies_a_node_holds_for_the_pods_own() {
     let rig = rig_with(vec![]);
     let _far = serve(rig.far(), FAR, 8080, 9);
-    let _node = serve(rig.node(), NODE.into(), 8081, 7);
+    let _node = serve(rig.node(), Ipv4Addr::UNSPECIFIED, 8081, 7);
     let clients = serve(&pod(&rig, "p1"), FIRST, 8080, 1);
     let mut stream = connect(&pod(&rig, "p1"), NODE.into(), 8081).unwrap();
     assert_eq!(ask(&mut stream), 7);
     let node = IpAddr::from(NODE).to_string();
+    let by_option = || connect_with_option(&pod(&rig, "p1"), NODE.into(), 8081);
+    // A checksum that the NIC is to write, behind an option, is refused whatever policies say.
+    assert!(rig.in_pod("p1", "ethtool -K eth0 tx off"));
+    assert!(by_option().is_ok());
+    assert!(reaches(&rig, "p1", HOST_SOURCE.into(), 8081));
     let rule = PolicyRule {
         tier: PolicyTier::Admin.into(),
         action: PolicyAction::Deny.into(),
@@ -184,6 +190,12 @@ fn a_rule_that_denies_a_node_holds_for_the_pods_own() {
     ];
     rig.operator.push_and_wait(rows, vec![]);
     assert!(!reaches(&rig, "p1", NODE.into(), 8081) && !rig.ping("p1", &node));
+    assert!(by_option().is_err(), "an option of IP hides the ports");
+    assert!(
+        !reaches(&rig, "p1", HOST_SOURCE.into(), 8081)
+            && !rig.ping("p1", &Ipv4Addr::from(HOST_SOURCE).to_string()),
+        "the node's address towards pods takes answers alone"
+    );
     assert!(
         crate::tcp::try_ask(&mut stream).is_err(),
         "an open connection follows"
@@ -196,4 +208,25 @@ fn a_rule_that_denies_a_node_holds_for_the_pods_own() {
     let mut client = connect(rig.far(), NODE.into(), 30080).unwrap();
     assert_eq!(ask(&mut client), 1);
     assert!(clients.try_iter().any(|client| client == IpAddr::from(FAR)));
+    assert!(answers_by_udp(&rig, "p1", FIRST));
+    // A set that the node doesn't know denies all.
+    rig.operator
+        .push_and_wait(vec![judged("p1", 5, STRANGE, [0, SET + 1])], vec![]);
+    assert!(!reaches(&rig, "p1", FAR, 8080) && !reaches(&rig, "p1", NODE.into(), 8081));
+    assert!(answers_by_udp(&rig, "p1", FIRST));
+}
+
+/// Whether a pod answers a datagram of its node.
+fn answers_by_udp(rig: &Rig, name: &str, address: Ipv4Addr) -> bool {
+    let bound = |namespace: &str, address: Ipv4Addr| {
+        let socket = in_namespace(namespace, move || UdpSocket::bind((address, 0)).unwrap());
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    };
+    let server = bound(&pod(rig, name), address);
+    let client = bound(rig.node(), Ipv4Addr::UNSPECIFIED);
+    client.send_to(b"?", server.local_addr().unwrap()).unwrap();
+    let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
+    server.send_to(b"!", from).unwrap();
+    client.recv_from(&mut [0; 8]).is_ok()
 }

@@ -2,8 +2,11 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
 
 use crate::rig::in_namespace;
 
@@ -36,6 +39,31 @@ pub fn connect(namespace: &str, to: Ipv4Addr, port: u16) -> Result<TcpStream, Er
 pub fn connect_to(namespace: &str, address: SocketAddr) -> Result<TcpStream, ErrorKind> {
     let stream = in_namespace(namespace, move || TcpStream::connect_timeout(&address, PATIENCE));
     let stream = stream.map_err(|error| error.kind())?;
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    Ok(stream)
+}
+
+/// Does what [`connect`] does, by packets with an option of IP: nothing but a no-operation (RFC 791 section 3.1).
+#[allow(unsafe_code)]
+pub fn connect_with_option(namespace: &str, to: Ipv4Addr, port: u16) -> Result<TcpStream, ErrorKind> {
+    let option: [u8; 4] = [1; 4];
+    let connected = in_namespace(namespace, move || {
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None)?;
+        // SAFETY: the pointer and the length are those of an array that lives during the call.
+        let set = unsafe {
+            libc::setsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_IP,
+                libc::IP_OPTIONS,
+                option.as_ptr().cast(),
+                option.len() as libc::socklen_t,
+            )
+        };
+        assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
+        socket.connect_timeout(&SocketAddr::from((to, port)).into(), PATIENCE)?;
+        Ok(TcpStream::from(socket))
+    });
+    let stream = connected.map_err(|error: std::io::Error| error.kind())?;
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     Ok(stream)
 }

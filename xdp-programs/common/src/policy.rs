@@ -506,11 +506,18 @@ pub trait Lookups {
 /// denies all, as an unknown set does.
 #[inline(always)]
 pub fn judge(tables: &impl Lookups, set: u64, peer: u64, address: &Address, point: u32) -> (bool, u16) {
-    decide(tables, set, peer, address, point).unwrap_or((false, NO_RULE))
+    try_judge(tables, set, peer, address, point).unwrap_or((false, NO_RULE))
 }
 
+/// Does what [`judge`] does. `None`: the set is unknown, or a list isn't whole.
 #[inline(always)]
-fn decide(tables: &impl Lookups, set: u64, peer: u64, address: &Address, point: u32) -> Option<(bool, u16)> {
+pub fn try_judge(
+    tables: &impl Lookups,
+    set: u64,
+    peer: u64,
+    address: &Address,
+    point: u32,
+) -> Option<(bool, u16)> {
     let part = |key: &ListKey| tables.part(key);
     let grant = match tables.grant(&GrantKey { set, peer }) {
         Some(grant) => grant,
