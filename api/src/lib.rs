@@ -20,6 +20,7 @@ pub mod identifiers;
 pub mod network;
 pub mod phase;
 pub mod policy_state;
+pub mod refused_ranges;
 pub mod vpc;
 
 pub use bandwidth::{BitRate, BitRateError, NetworkBandwidth, VpcBandwidth};

@@ -12,14 +12,14 @@ use ipnet::IpNet;
 use kube::Client;
 use thuban_api::cidr::Cidr;
 use thuban_api::cluster_dns::ClusterDns;
+use thuban_api::refused_ranges::RefusedRanges;
+use thuban_authority::{Authority, Names, ServerCertificate};
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::leader::{self, Candidate, End};
 use thuban_operator::metrics::serve as metrics;
-use thuban_operator::model::validation::RefusedRanges;
-use thuban_operator::stream::authority::Authority;
 use thuban_operator::stream::door::{Door, Limits};
 use thuban_operator::stream::server::{TransitService, serve};
-use thuban_operator::stream::tls::ServerCertificate;
+use thuban_proto::OPERATOR_TLS_NAME;
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -38,6 +38,12 @@ static ALLOCATOR: Jemalloc = Jemalloc;
 #[allow(unsafe_code)]
 #[unsafe(export_name = "_rjem_malloc_conf")]
 pub static MALLOC_CONF: &[u8; 10] = b"narenas:2\0";
+
+/// The CA that droplets verify operators by.
+const CA: Names = Names {
+    secret: "thuban-operator-ca",
+    server: OPERATOR_TLS_NAME,
+};
 
 /// The operator of Thuban: gives out addresses, places roles on droplets, and sends each droplet its rows.
 #[derive(Debug, Parser)]
@@ -164,9 +170,9 @@ async fn lead(settings: &Settings) -> Result<Next> {
         .context("configuration of the API server's client")?;
     let waiting = async {
         let authority = loop {
-            match Authority::load(client.clone()).await {
+            match Authority::load(client.clone(), CA, thuban_operator::metrics::ca_expires).await {
                 Ok(authority) => break authority,
-                Err(error) => warn!(%error, "no certificate yet, trying again"),
+                Err(error) => warn!(secret = CA.secret, %error, "no certificate yet, trying again"),
             }
             tokio::time::sleep(Duration::from_secs(2)).await;
         };

@@ -27,9 +27,9 @@ use crate::controller::runtime::waits::Waits;
 use crate::hub::{Health, Hub};
 use crate::metrics::{DropletCounts, Leadership};
 use crate::model::cached::internal_ips;
-use crate::model::validation::RefusedRanges;
 use crate::model::world::World;
 use crate::rate_limit::RateLimit;
+use thuban_api::refused_ranges::RefusedRanges;
 
 /// The options of one leadership.
 #[derive(Debug)]

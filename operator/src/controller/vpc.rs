@@ -30,7 +30,8 @@ use crate::model::allocation::propose_vni;
 use crate::model::range_claims::{Claimant, Claims};
 use crate::model::ranges::{is_accepted, parsed};
 use crate::model::scaling::{Bounds, Demand};
-use crate::model::validation::{self, RangeError, RefusedRanges};
+use crate::model::validation::{self, RangeError};
+use thuban_api::refused_ranges::RefusedRanges;
 
 pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let vpcs: Api<Vpc> = Api::all(context.client.clone());

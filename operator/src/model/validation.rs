@@ -4,6 +4,7 @@ use std::net::IpAddr;
 
 use thiserror::Error;
 use thuban_api::cidr::{Cidr, CidrError};
+use thuban_api::refused_ranges::RefusedRanges;
 
 use super::range_claims::CLAIMED;
 
@@ -71,62 +72,6 @@ impl RangeError {
     }
 }
 
-/// Ranges that no VPC may have in any installation. Of IPv6 they leave global unicast (2000::/3) and unique local
-/// addresses (fc00::/7).
-const NEVER: [(&str, &str); 18] = [
-    ("127.0.0.0/8", "loopback"),
-    ("169.254.0.0/16", "link-local"),
-    ("224.0.0.0/4", "multicast"),
-    ("240.0.0.0/4", "reserved"),
-    ("0.0.0.0/8", "this network"),
-    ("::/3", "unspecified, loopback, IPv4-mapped and reserved"),
-    ("2001::/23", "protocol assignments such as Teredo"),
-    ("2002::/16", "6to4"),
-    ("4000::/2", "reserved"),
-    ("8000::/2", "reserved"),
-    ("c000::/3", "reserved"),
-    ("e000::/4", "reserved"),
-    ("f000::/5", "reserved"),
-    ("f800::/6", "reserved"),
-    ("fe00::/9", "reserved"),
-    ("fe80::/10", "link-local"),
-    ("fec0::/10", "site-local, deprecated"),
-    ("ff00::/8", "multicast"),
-];
-
-/// Ranges that nobody may use: (range, what it is).
-#[derive(Clone, Debug, Default)]
-pub struct RefusedRanges(Vec<(Cidr, String)>);
-
-impl RefusedRanges {
-    /// Returns these ranges and one more; `what` says why it is refused.
-    #[must_use]
-    pub fn and(&self, range: Cidr, what: &str) -> Self {
-        let mut ranges = self.0.clone();
-        ranges.push((range, what.to_owned()));
-        Self(ranges)
-    }
-
-    /// Makes the set of the fixed ranges, the services' and the underlay's.
-    pub fn new(services: &[Cidr], underlay: &[Cidr]) -> Result<Self, CidrError> {
-        let mut ranges = Vec::new();
-        for (range, what) in NEVER {
-            ranges.push((range.parse()?, what.to_owned()));
-        }
-        ranges.extend(
-            services
-                .iter()
-                .map(|range| (*range, "service addresses of the cluster".to_owned())),
-        );
-        ranges.extend(
-            underlay
-                .iter()
-                .map(|range| (*range, "addresses of nodes and underlay".to_owned())),
-        );
-        Ok(Self(ranges))
-    }
-}
-
 /// Reads the ranges of an object.
 pub fn parse(cidrs: &[String]) -> Result<Vec<Cidr>, RangeError> {
     let parsed: Result<Vec<Cidr>, CidrError> = cidrs.iter().map(|text| text.parse()).collect();
@@ -155,11 +100,11 @@ pub fn vpc(
 ) -> Result<Vec<Cidr>, RangeError> {
     let ranges = parse(cidrs)?;
     for cidr in &ranges {
-        if let Some((range, what)) = refused.0.iter().find(|(range, _)| range.overlaps(*cidr)) {
+        if let Some((range, what)) = refused.find(*cidr) {
             return Err(RangeError::Refused {
                 cidr: *cidr,
-                refused: *range,
-                what: what.clone(),
+                refused: range,
+                what: what.to_owned(),
             });
         }
         if let Some((node, address)) = nodes.iter().find(|(_, address)| cidr.contains_address(*address)) {

@@ -1,6 +1,5 @@
 //! The server that droplets dial: TLS, proof of the node, one stream for each droplet.
 
-pub mod authority;
 pub mod door;
 pub mod identity;
 pub mod server;

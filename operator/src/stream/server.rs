@@ -10,6 +10,7 @@ use futures::Stream;
 use kube::Client;
 use thiserror::Error;
 use thuban_api::identifiers::Vni;
+use thuban_authority::ServerCertificate;
 use thuban_proto::PROTOCOL_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
@@ -25,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use super::door::{Caller, Door, Serving};
 use super::identity::{self, Identity, IdentityError};
-use super::tls::{ServerCertificate, secured};
+use super::tls::secured;
 use crate::hub::Hub;
 use crate::metrics;
 use crate::model::rows::{self, Key};

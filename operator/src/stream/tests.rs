@@ -15,6 +15,7 @@ use ipnet::IpNet;
 use kube::Client;
 use kube::client::Body;
 use serde_json::{Value, json};
+use thuban_authority::{Ca, ServerCertificate};
 use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{DropletMessage, Hello, OperatorMessage, droplet_message};
 use thuban_proto::{OPERATOR_TLS_NAME, OPERATOR_TOKEN_AUDIENCE, PROTOCOL_VERSION};
@@ -25,10 +26,8 @@ use tokio::time::{sleep, timeout};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint};
 use tonic::{Code, Request, Status, Streaming};
 
-use super::authority::Ca;
 use super::door::{Door, Limits};
 use super::server::{TransitService, serve_at};
-use super::tls::ServerCertificate;
 use crate::hub::{Hub, Triggers};
 
 const NODE: [u8; 4] = [127, 0, 0, 1];
@@ -83,7 +82,7 @@ fn token(node: &str, user: &str, signature: &str) -> String {
 /// Makes a CA that is valid now.
 fn ca() -> Ca {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
-    Ca::make(now.as_secs()).unwrap()
+    Ca::make("thuban-operator-ca", now.as_secs()).unwrap()
 }
 
 fn hub() -> Hub {
@@ -143,7 +142,7 @@ impl Operator {
         let listener = TcpListener::bind("0.0.0.0:0").await.unwrap();
         let address = SocketAddr::from((NODE, listener.local_addr().unwrap().port()));
         let ca = ca();
-        let certificate = Arc::new(ServerCertificate::new(ca.sign().unwrap()));
+        let certificate = Arc::new(ServerCertificate::new(ca.sign(OPERATOR_TLS_NAME).unwrap()));
         tokio::spawn(serve_at(listener, address, certificate.clone(), service));
         Self {
             address,
@@ -384,13 +383,17 @@ async fn believes(operator: &mut Operator, bundles: &[&[&Ca]]) -> Vec<bool> {
 async fn droplets_follow_the_ca_and_open_streams_go_on() {
     let mut operator = Operator::start(Some(hub()), &[], Limits::default()).await;
     let [old, new] = [ca(), ca()];
-    operator.certificate.exchange(old.sign().unwrap());
+    operator
+        .certificate
+        .exchange(old.sign(OPERATOR_TLS_NAME).unwrap());
     let bundles: [&[&Ca]; 4] = [&[&old], &[&old, &new], &[&new, &old], &[&new]];
     let before = believes(&mut operator, &bundles).await;
     assert_eq!(before, [true, true, true, false], "the old CA signs");
     operator.ca.clone_from(&old.certificate);
     let (mut stream, _sender) = operator.droplet("node-a").await;
-    operator.certificate.exchange(new.sign().unwrap());
+    operator
+        .certificate
+        .exchange(new.sign(OPERATOR_TLS_NAME).unwrap());
     let after = believes(&mut operator, &bundles).await;
     assert_eq!(after, [false, true, true, true], "the new CA signs");
     let read = timeout(Duration::from_millis(500), stream.message()).await;

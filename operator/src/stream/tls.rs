@@ -2,13 +2,12 @@
 //! connections get the new one.
 
 use std::io;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use futures::{Stream, StreamExt};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
-use rustls::server::{ClientHello, ResolvesServerCert};
-use rustls::sign::CertifiedKey;
+use thuban_authority::ServerCertificate;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
@@ -17,26 +16,6 @@ use tracing::debug;
 
 /// The protocol within TLS.
 const HTTP2: &[u8] = b"h2";
-
-/// The certificate that this process shows to droplets.
-#[derive(Debug)]
-pub struct ServerCertificate(RwLock<Arc<CertifiedKey>>);
-
-impl ServerCertificate {
-    pub fn new(certificate: Arc<CertifiedKey>) -> Self {
-        Self(RwLock::new(certificate))
-    }
-
-    pub fn exchange(&self, certificate: Arc<CertifiedKey>) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = certificate;
-    }
-}
-
-impl ResolvesServerCert for ServerCertificate {
-    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
-    }
-}
 
 /// Yields the connections whose peer has agreed on TLS. Peers that take their time hold up no others; the door ends
 /// them.

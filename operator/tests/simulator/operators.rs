@@ -8,9 +8,9 @@ use std::time::Duration;
 use http::Method;
 use kube::Client;
 use thuban_api::cluster_dns::ClusterDns;
+use thuban_api::refused_ranges::RefusedRanges;
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::hub::Hub;
-use thuban_operator::model::validation::RefusedRanges;
 use tokio::task::JoinSet;
 
 use crate::kind::Kind;

@@ -1,4 +1,4 @@
-//! Decides when the operator's CA is replaced. Nothing here reads a clock: times are seconds since 1970.
+//! Decides when a CA is replaced. Nothing here reads a clock: times are seconds since 1970.
 //!
 //! Invariant: a bundle that was published in the last [`OVERLAP`] verifies the certificates that the CA in use signs,
 //! unless a CA has expired meanwhile.

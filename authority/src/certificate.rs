@@ -1,4 +1,4 @@
-//! Makes and reads CA certificates, and signs the stream server's certificate.
+//! Makes and reads CA certificates, and signs certificates of servers and clients.
 
 use std::sync::Arc;
 
@@ -10,14 +10,10 @@ use rustls::crypto::ring::sign::any_supported_type;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::sign::CertifiedKey;
 use thiserror::Error;
-use thuban_proto::OPERATOR_TLS_NAME;
 use time::OffsetDateTime;
 use x509_parser::pem::parse_x509_pem;
 
 use super::rotation::Life;
-
-/// The name of every CA of the operator.
-const NAME: &str = "thuban-operator-ca";
 
 #[derive(Debug, Error)]
 pub enum CertificateError {
@@ -50,11 +46,11 @@ fn time(seconds: u64) -> OffsetDateTime {
 
 impl Ca {
     /// Makes a CA that is valid from now on.
-    pub fn make(now: u64) -> Result<Self, CertificateError> {
+    pub fn make(name: &str, now: u64) -> Result<Self, CertificateError> {
         let life = Life::begin(now);
         let mut parameters = CertificateParams::new(Vec::new())?;
         parameters.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        parameters.distinguished_name.push(DnType::CommonName, NAME);
+        parameters.distinguished_name.push(DnType::CommonName, name);
         parameters.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
         (parameters.not_before, parameters.not_after) = (time(life.from), time(life.to));
         let key = KeyPair::generate()?;
@@ -78,17 +74,26 @@ impl Ca {
         })
     }
 
-    /// Signs a certificate for this process; its key is in no other place. The certificate is valid for as long as the
-    /// CA is.
-    pub fn sign(&self) -> Result<Arc<CertifiedKey>, CertificateError> {
+    /// Signs a certificate for this process as a server; its key is in no other place. The certificate is valid for as
+    /// long as the CA is.
+    pub fn sign(&self, name: &str) -> Result<Arc<CertifiedKey>, CertificateError> {
+        self.sign_for(name, ExtendedKeyUsagePurpose::ServerAuth)
+    }
+
+    /// Does what [`Self::sign`] does, for this process as a client.
+    pub fn sign_client(&self, name: &str) -> Result<Arc<CertifiedKey>, CertificateError> {
+        self.sign_for(name, ExtendedKeyUsagePurpose::ClientAuth)
+    }
+
+    fn sign_for(
+        &self,
+        name: &str,
+        usage: ExtendedKeyUsagePurpose,
+    ) -> Result<Arc<CertifiedKey>, CertificateError> {
         let issuer = Issuer::from_ca_cert_pem(&self.certificate, KeyPair::from_pem(&self.key)?)?;
-        let mut parameters = CertificateParams::new(vec![OPERATOR_TLS_NAME.to_owned()])?;
-        parameters
-            .distinguished_name
-            .push(DnType::CommonName, OPERATOR_TLS_NAME);
-        parameters
-            .extended_key_usages
-            .push(ExtendedKeyUsagePurpose::ServerAuth);
+        let mut parameters = CertificateParams::new(vec![name.to_owned()])?;
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        parameters.extended_key_usages.push(usage);
         parameters.use_authority_key_identifier_extension = true;
         (parameters.not_before, parameters.not_after) = (time(self.life.from), time(self.life.to));
         let key = KeyPair::generate()?;

@@ -16,8 +16,12 @@ use serde_json::json;
 use tokio::sync::Barrier;
 
 use super::rotation::{LIFE, OVERLAP};
-use super::{Authority, CURRENT, Ca, FORMER, Held, NEXT, TYPE, new_secret};
+use super::{Authority, CURRENT, Ca, FORMER, Held, NEXT, Names, TYPE, new_secret};
 
+const NAMES: Names = Names {
+    secret: "ca",
+    server: "server",
+};
 const NOW: u64 = 1_800_000_000;
 const DAY: u64 = 24 * 3600;
 
@@ -143,7 +147,7 @@ impl Server {
 }
 
 async fn load(server: &Server, now: u64) -> Authority {
-    let loaded = Authority::load_at(server.client(), now).await;
+    let loaded = Authority::load_at(server.client(), NAMES, |_| {}, now).await;
     loaded.unwrap_or_else(|error| panic!("{error}"))
 }
 
@@ -245,7 +249,7 @@ async fn secret_of_the_former_format_works_and_gets_a_ca_that_ends() {
 async fn deleted_or_garbled_secret_is_made_anew() {
     let server = Server::default();
     let mut authority = load(&server, NOW).await;
-    let another = Ca::make(NOW).unwrap();
+    let another = Ca::make(NAMES.secret, NOW).unwrap();
     let garble: [&dyn Fn(); 4] = [
         &|| server.set(None),
         &|| server.edit(CURRENT[0], "not a certificate"),
@@ -332,13 +336,13 @@ async fn without_the_right_to_update_the_ca_stays_in_use() {
 
 #[test]
 fn a_secret_is_read_back_as_it_was_written() {
-    let ca = |at: u64| Ca::make(at).unwrap();
+    let ca = |at: u64| Ca::make(NAMES.secret, at).unwrap();
     let held = Held {
         current: ca(NOW),
         next: Some(ca(NOW + DAY)),
         former: Some(ca(NOW - DAY).certificate),
     };
-    let again = Held::read(&new_secret(&held)).unwrap_or_else(|error| panic!("{error}"));
+    let again = Held::read(&new_secret(NAMES, &held)).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(again.data(), held.data());
     assert_eq!(again.view(), held.view());
     assert_eq!(held.bundle().matches("BEGIN CERTIFICATE").count(), 3);

@@ -1,10 +1,12 @@
-//! The operator's CA, which is kept in a Secret and replaced before it expires, and the certificate of this process.
+//! The CA of a part of Thuban, which is kept in a Secret and replaced before it expires, and the certificate of this
+//! process.
 //!
-//! Every operator may take the next step of a replacement: a step is one write of the Secret under its resourceVersion.
+//! Every process that has the Secret may take the next step of a replacement: a step is one write of the Secret under its resourceVersion.
 //! Invariant: the bundle that this process publishes has the CA that signed this process's certificate.
 
 mod certificate;
 mod rotation;
+mod server_certificate;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,17 +16,16 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
+use rustls::sign::CertifiedKey;
 use thiserror::Error;
 use thuban_api::SYSTEM_NAMESPACE;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
-use super::tls::ServerCertificate;
-use crate::metrics;
 pub use certificate::{Ca, CertificateError};
 use rotation::{Step, View, decide};
+pub use server_certificate::ServerCertificate;
 
-const SECRET: &str = "thuban-operator-ca";
 const TYPE: &str = "kubernetes.io/tls";
 /// The CA that signs. Operators that knew no rotation wrote these two alone.
 const CURRENT: [&str; 2] = ["tls.crt", "tls.key"];
@@ -32,23 +33,33 @@ const CURRENT: [&str; 2] = ["tls.crt", "tls.key"];
 const NEXT: [&str; 2] = ["next.crt", "next.key"];
 /// The certificate of the CA that signed before.
 const FORMER: &str = "former.crt";
-/// How often an operator looks at the Secret: somebody may have deleted it, and another operator may have taken a step.
+/// How often a process looks at the Secret: somebody may have deleted it, and another process may have taken a step.
 const LOOK: Duration = Duration::from_mins(1);
 /// How often a look begins anew because the Secret was written meanwhile.
 const TRIES: usize = 5;
 
+/// What a CA is called.
+#[derive(Clone, Copy, Debug)]
+pub struct Names {
+    /// The Secret in the namespace [`SYSTEM_NAMESPACE`], and the CA's common name.
+    pub secret: &'static str,
+    /// The name by which clients verify a server.
+    pub server: &'static str,
+}
+
+/// What went wrong with the Secret of a CA.
 #[derive(Debug, Error)]
 pub enum AuthorityError {
-    #[error("secret {SYSTEM_NAMESPACE}/{SECRET}: {0}")]
+    #[error("the API server: {0}")]
     Secret(#[from] kube::Error),
-    #[error("secret {SYSTEM_NAMESPACE}/{SECRET} lacks {0}")]
+    #[error("it lacks {0}")]
     Lacks(&'static str),
-    #[error("secret {SYSTEM_NAMESPACE}/{SECRET}, {0}: {1}")]
+    #[error("{0}: {1}")]
     Certificate(&'static str, #[source] CertificateError),
 }
 
 impl AuthorityError {
-    /// Whether another operator wrote the Secret meanwhile.
+    /// Whether another process wrote the Secret meanwhile.
     fn is_conflict(&self) -> bool {
         matches!(self, Self::Secret(kube::Error::Api(status)) if status.code == 409)
     }
@@ -63,9 +74,9 @@ struct Held {
 }
 
 impl Held {
-    fn make(now: u64) -> Result<Self, AuthorityError> {
+    fn make(names: Names, now: u64) -> Result<Self, AuthorityError> {
         Ok(Self {
-            current: make(now)?,
+            current: make(names, now)?,
             next: None,
             former: None,
         })
@@ -113,18 +124,18 @@ impl Held {
     }
 
     /// Returns what the Secret has after a step.
-    fn after(&self, step: Step, now: u64) -> Result<Self, AuthorityError> {
+    fn after(&self, names: Names, step: Step, now: u64) -> Result<Self, AuthorityError> {
         let mut held = self.clone();
         match step {
             Step::Keep => {}
-            Step::MakeNext => held.next = Some(make(now)?),
+            Step::MakeNext => held.next = Some(make(names, now)?),
             Step::Switch => {
                 if let Some(next) = held.next.take() {
                     held.former = Some(std::mem::replace(&mut held.current, next).certificate);
                 }
             }
             Step::Retire => held.former = None,
-            Step::Replace => held = Self::make(now)?,
+            Step::Replace => held = Self::make(names, now)?,
         }
         Ok(held)
     }
@@ -141,12 +152,12 @@ impl Held {
     }
 }
 
-fn make(now: u64) -> Result<Ca, AuthorityError> {
-    Ca::make(now).map_err(|error| AuthorityError::Certificate(CURRENT[0], error))
+fn make(names: Names, now: u64) -> Result<Ca, AuthorityError> {
+    Ca::make(names.secret, now).map_err(|error| AuthorityError::Certificate(CURRENT[0], error))
 }
 
-fn sign(ca: &Ca) -> Result<Arc<rustls::sign::CertifiedKey>, AuthorityError> {
-    ca.sign()
+fn sign(ca: &Ca, names: Names) -> Result<Arc<CertifiedKey>, AuthorityError> {
+    ca.sign(names.server)
         .map_err(|error| AuthorityError::Certificate(CURRENT[0], error))
 }
 
@@ -157,7 +168,10 @@ fn now() -> u64 {
 
 /// The CA as this process knows it.
 pub struct Authority {
+    names: Names,
     secrets: Api<Secret>,
+    /// Hears when the CA expires, in seconds since 1970.
+    expires: fn(u64),
     certificate: Arc<ServerCertificate>,
     /// The certificate of the CA that signed this process's certificate.
     signer: String,
@@ -166,20 +180,28 @@ pub struct Authority {
 
 impl Authority {
     /// Loads the CA, or makes it, and signs a certificate for this process.
-    pub async fn load(client: Client) -> Result<Self, AuthorityError> {
-        Self::load_at(client, now()).await
+    /// `expires` hears when the CA expires, in seconds since 1970.
+    pub async fn load(client: Client, names: Names, expires: fn(u64)) -> Result<Self, AuthorityError> {
+        Self::load_at(client, names, expires, now()).await
     }
 
-    async fn load_at(client: Client, now: u64) -> Result<Self, AuthorityError> {
+    async fn load_at(
+        client: Client,
+        names: Names,
+        expires: fn(u64),
+        now: u64,
+    ) -> Result<Self, AuthorityError> {
         let secrets: Api<Secret> = Api::namespaced(client, SYSTEM_NAMESPACE);
-        let held = look(&secrets, now).await?;
+        let held = look(&secrets, names, now).await?;
         let loaded = Self {
+            names,
             secrets,
-            certificate: Arc::new(ServerCertificate::new(sign(&held.current)?)),
+            expires,
+            certificate: Arc::new(ServerCertificate::new(sign(&held.current, names)?)),
             signer: held.current.certificate.clone(),
             bundle: watch::channel(held.bundle()).0,
         };
-        metrics::ca_expires(held.current.life.to);
+        expires(held.current.life.to);
         Ok(loaded)
     }
 
@@ -203,10 +225,10 @@ impl Authority {
         }
     }
 
-    /// Takes the step that is due, and follows the steps of other operators.
+    /// Takes the step that is due, and follows the steps of other processes.
     async fn follow(&mut self, now: u64) -> Result<(), AuthorityError> {
-        let held = look(&self.secrets, now).await?;
-        // Droplets can learn the bundle before they meet a certificate that needs it.
+        let held = look(&self.secrets, self.names, now).await?;
+        // Clients can learn the bundle before they meet a certificate that needs it.
         self.bundle.send_if_modified(|known| {
             let bundle = held.bundle();
             let is_news = *known != bundle;
@@ -214,33 +236,33 @@ impl Authority {
             is_news
         });
         if self.signer != held.current.certificate {
-            self.certificate.exchange(sign(&held.current)?);
+            self.certificate.exchange(sign(&held.current, self.names)?);
             self.signer.clone_from(&held.current.certificate);
-            info!("the certificate for droplets is signed by another CA from now on");
+            info!("this process's certificate is signed by another CA from now on");
         }
-        metrics::ca_expires(held.current.life.to);
+        (self.expires)(held.current.life.to);
         Ok(())
     }
 }
 
-/// Takes the step that is due, and returns what the Secret has then. If another operator writes the Secret meanwhile,
+/// Takes the step that is due, and returns what the Secret has then. If another process writes the Secret meanwhile,
 /// the look begins anew.
-async fn look(secrets: &Api<Secret>, now: u64) -> Result<Held, AuthorityError> {
+async fn look(secrets: &Api<Secret>, names: Names, now: u64) -> Result<Held, AuthorityError> {
     let mut tries = 1;
     loop {
-        match attempt(secrets, now).await {
+        match attempt(secrets, names, now).await {
             Err(error) if error.is_conflict() && tries < TRIES => tries += 1,
             result => return result,
         }
     }
 }
 
-async fn attempt(secrets: &Api<Secret>, now: u64) -> Result<Held, AuthorityError> {
+async fn attempt(secrets: &Api<Secret>, names: Names, now: u64) -> Result<Held, AuthorityError> {
     let parameters = PostParams::default();
-    let Some(secret) = secrets.get_opt(SECRET).await? else {
-        warn!("secret {SYSTEM_NAMESPACE}/{SECRET} is not there; a new CA is made");
-        let held = Held::make(now)?;
-        secrets.create(&parameters, &new_secret(&held)).await?;
+    let Some(secret) = secrets.get_opt(names.secret).await? else {
+        warn!(secret = names.secret, "the Secret is not there; a new CA is made");
+        let held = Held::make(names, now)?;
+        secrets.create(&parameters, &new_secret(names, &held)).await?;
         return Ok(held);
     };
     let (known, held) = match Held::read(&secret) {
@@ -248,26 +270,27 @@ async fn attempt(secrets: &Api<Secret>, now: u64) -> Result<Held, AuthorityError
             Step::Keep => return Ok(known),
             step => {
                 info!(?step, "the CA takes a step of its replacement");
-                let held = known.after(step, now)?;
+                let held = known.after(names, step, now)?;
                 (Some(known), held)
             }
         },
         Err(error) => {
             warn!(%error, "the CA can't be used; a new CA is made");
-            (None, Held::make(now)?)
+            (None, Held::make(names, now)?)
         }
     };
     let changed = Secret {
         data: Some(held.data()),
         ..secret
     };
-    match (secrets.replace(SECRET, &parameters, &changed).await, known) {
+    match (secrets.replace(names.secret, &parameters, &changed).await, known) {
         (Ok(_), _) => Ok(held),
-        // An installation that gives the operator no right to update the Secret goes on with the CA that it has.
+        // An installation that gives this process no right to update the Secret goes on with the CA that it has.
         (Err(kube::Error::Api(status)), Some(known)) if status.code == 403 => {
             warn!(
+                secret = names.secret,
                 message = status.message,
-                "the CA can't be replaced: kubectl apply -f install/20-operator.yaml"
+                "the CA can't be replaced: apply the manifest of this program's rights again"
             );
             Ok(known)
         }
@@ -275,10 +298,10 @@ async fn attempt(secrets: &Api<Secret>, now: u64) -> Result<Held, AuthorityError
     }
 }
 
-fn new_secret(held: &Held) -> Secret {
+fn new_secret(names: Names, held: &Held) -> Secret {
     Secret {
         metadata: ObjectMeta {
-            name: Some(SECRET.into()),
+            name: Some(names.secret.into()),
             namespace: Some(SYSTEM_NAMESPACE.into()),
             ..ObjectMeta::default()
         },
