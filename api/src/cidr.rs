@@ -80,6 +80,17 @@ impl Cidr {
         u64::try_from(hosts).unwrap_or(u64::MAX)
     }
 
+    /// Returns how many addresses the range has; for ::/0, the largest number of the type.
+    pub fn size(self) -> u128 {
+        (number(self.last()) - number(self.base())).saturating_add(1)
+    }
+
+    /// Returns the address of a place in the range; `None` behind its end.
+    pub fn nth(self, place: u128) -> Option<IpAddr> {
+        let is_inside = place < self.size();
+        is_inside.then(|| self.address(number(self.base()).saturating_add(place)))
+    }
+
     /// Returns the address of this family with that number, which is within the family's range.
     fn address(self, number: u128) -> IpAddr {
         match self.0 {

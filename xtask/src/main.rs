@@ -45,7 +45,7 @@ enum Command {
     Build,
     /// Build only the eBPF programs
     BuildEbpf,
-    /// Write install/10-crds.yaml from the types of api/
+    /// Write the CRDs of install/ from the types of api/
     Crds {
         /// Write nothing. Fail if the file is not current
         #[arg(long)]

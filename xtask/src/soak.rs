@@ -23,7 +23,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 9] = [
+const SOAKS: [Soak; 10] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -39,6 +39,14 @@ const SOAKS: [Soak; 9] = [
         tests: "the_control_plane",
         variable: "THUBAN_SCHEDULES",
         count: "100000",
+    },
+    Soak {
+        name: "leases",
+        package: "cidrd",
+        target: "leases",
+        tests: "an_address_has",
+        variable: "THUBAN_SCHEDULES",
+        count: "10000",
     },
     Soak {
         name: "policy",

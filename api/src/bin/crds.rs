@@ -1,10 +1,10 @@
-//! Prints the CRDs as one YAML stream: `install/10-crds.yaml`.
+//! Prints the manifests that are generated, as one JSON object: paths within `install/`, and texts.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    std::io::stdout()
-        .lock()
-        .write_all(thuban_api::manifest()?.as_bytes())?;
-    Ok(())
+    let manifests = BTreeMap::from(thuban_api::manifests()?);
+    let text = serde_json::to_vec(&manifests)?;
+    Ok(std::io::stdout().lock().write_all(&text)?)
 }

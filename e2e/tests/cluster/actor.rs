@@ -12,7 +12,7 @@ pub struct Actor {
     pub name: String,
     kubectl: PathBuf,
     cache: PathBuf,
-    kubeconfig: PathBuf,
+    pub kubeconfig: PathBuf,
 }
 
 impl Actor {

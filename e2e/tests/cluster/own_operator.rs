@@ -6,29 +6,16 @@ use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
-use crate::support::get;
+use crate::support::{binary, get};
 
 const SYSTEM: &str = "thuban-system";
 const DEPLOYMENT: &str = "deployment/thuban-operator";
 
-/// Returns the path of the operator, which `cargo xtask test` builds with failpoints in the folder above this test's.
-fn binary() -> Result<PathBuf> {
-    let test = std::env::current_exe()?;
-    let folder = test
-        .ancestors()
-        .nth(2)
-        .context("the folder of the tests' profile")?;
-    let path = folder.join("thuban-operator");
-    ensure!(
-        path.exists(),
-        "{} is missing: `cargo xtask test` builds it",
-        path.display()
-    );
-    Ok(path)
-}
+/// The operator, which `cargo xtask test` builds with failpoints.
+const OPERATOR: &str = "thuban-operator";
 
 /// Keeps all of the cluster's own operators stopped until this is dropped.
 pub struct Stage<'a> {
@@ -41,7 +28,7 @@ impl<'a> Stage<'a> {
         let folder = std::env::temp_dir().join(format!("thuban-outside-{}", std::process::id()));
         fs::create_dir_all(&folder)?;
         let stage = Self { cluster, folder };
-        binary()?;
+        binary(OPERATOR)?;
         cluster.kubectl(&["scale", "-n", SYSTEM, DEPLOYMENT, "--replicas=0"])?;
         cluster.wait_for("no operator", Duration::from_mins(1), || {
             let selector = "app.kubernetes.io/name=thuban-operator";
@@ -68,7 +55,7 @@ impl<'a> Stage<'a> {
     pub fn operator(&self, name: &str, port: u16, environment: &[(&str, &str)]) -> Result<Operator> {
         let config = get(self.cluster, &["configmap", "-n", SYSTEM, "thuban-config"])?;
         let log = self.folder.join(name);
-        let mut command = Command::new(binary()?);
+        let mut command = Command::new(binary(OPERATOR)?);
         command.env_clear();
         for (key, value) in config["data"].as_object().context("thuban-config")? {
             if key.starts_with("THUBAN_") {

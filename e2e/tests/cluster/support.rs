@@ -82,6 +82,22 @@ pub fn namespace_manifest(name: &str, network: Option<&str>) -> Value {
     namespace
 }
 
+/// Returns the path of a program, which `cargo xtask test` builds in the folder above this test's.
+pub fn binary(name: &str) -> Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    let folder = test
+        .ancestors()
+        .nth(2)
+        .context("the folder of the tests' profile")?;
+    let path = folder.join(name);
+    ensure!(
+        path.exists(),
+        "{} is missing: `cargo xtask test` builds it",
+        path.display()
+    );
+    Ok(path)
+}
+
 /// Applies all objects in one request.
 pub fn apply(cluster: &Cluster, objects: &[Value]) -> Result<()> {
     let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});

@@ -9,6 +9,7 @@ mod egress;
 mod endpoint_moves;
 mod hosts;
 mod isolation;
+mod leases;
 mod membership;
 mod metrics;
 mod network_policies;

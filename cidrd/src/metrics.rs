@@ -1,0 +1,120 @@
+//! Metrics and probes of this process.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::http::{Method, StatusCode};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use thuban_telemetry::{Answer, Pages};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Request {
+    method: &'static str,
+    status: u16,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct InState {
+    state: &'static str,
+}
+
+struct Metrics {
+    requests: Family<Request, Counter>,
+    leases: Family<InState, Gauge>,
+    expired: Counter,
+    ca_expiry: Gauge,
+    registry: Registry,
+}
+
+static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
+static IS_READY: AtomicBool = AtomicBool::new(false);
+
+impl Metrics {
+    fn new() -> Self {
+        let mut metrics = Self {
+            requests: Family::default(),
+            leases: Family::default(),
+            expired: Counter::default(),
+            ca_expiry: Gauge::default(),
+            registry: Registry::with_prefix("thuban_cidrd"),
+        };
+        let registry = &mut metrics.registry;
+        registry.register(
+            "requests",
+            "Requests of lbaasd, by method and HTTP status",
+            metrics.requests.clone(),
+        );
+        registry.register("leases", "Leases, by state", metrics.leases.clone());
+        registry.register(
+            "leases_expired",
+            "Leases that their holders did not renew in time",
+            metrics.expired.clone(),
+        );
+        registry.register(
+            "ca_expiry_timestamp_seconds",
+            "When the CA of cidrd and its clients expires",
+            metrics.ca_expiry.clone(),
+        );
+        metrics
+    }
+}
+
+/// Counts a request.
+pub fn answered(method: &Method, status: StatusCode) {
+    let method = match *method {
+        Method::GET => "GET",
+        Method::PUT => "PUT",
+        Method::POST => "POST",
+        Method::DELETE => "DELETE",
+        _ => "other",
+    };
+    let status = status.as_u16();
+    METRICS.requests.get_or_create(&Request { method, status }).inc();
+}
+
+/// Notes how many leases are in a state.
+pub fn leases(state: &'static str, count: usize) {
+    let count = i64::try_from(count).unwrap_or(i64::MAX);
+    METRICS.leases.get_or_create(&InState { state }).set(count);
+}
+
+/// Counts a lease that is taken from its holder.
+pub fn expired() {
+    METRICS.expired.inc();
+}
+
+/// Notes when the CA expires, in seconds since 1970.
+pub fn ca_expires(at: u64) {
+    METRICS.ca_expiry.set(i64::try_from(at).unwrap_or(i64::MAX));
+}
+
+/// Notes that requests can be answered.
+pub fn ready() {
+    IS_READY.store(true, Ordering::Relaxed);
+}
+
+/// The pages of this process.
+pub struct CidrdPages;
+
+impl Pages for CidrdPages {
+    async fn answer(&self, path: &str) -> Answer {
+        match path {
+            "/metrics" => {
+                let mut text = String::new();
+                match encode(&mut text, &METRICS.registry) {
+                    Ok(()) => Answer::Text(text),
+                    Err(error) => Answer::Failed(error.to_string()),
+                }
+            }
+            "/healthz" => Answer::Text("ok\n".to_owned()),
+            "/readyz" if IS_READY.load(Ordering::Relaxed) => Answer::Text("ok\n".to_owned()),
+            "/readyz" => Answer::Unready("the API server's objects are not read yet\n".to_owned()),
+            _ => Answer::Unknown("/metrics, /healthz, /readyz\n"),
+        }
+    }
+}
