@@ -81,10 +81,8 @@ pub struct IpLeaseStatus {
     /// The time of the last renewal, in RFC 3339 format. It is for people: cidrd measures by clocks that nobody sets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renewed_at: Option<String>,
-    /// The number of renewals. It tells a renewal from a write that renewed nothing.
+    /// How often cidrd gave or renewed the lease.
     pub renewals: u64,
-    /// How often the holder got the address: more than once if it released the address and asked again.
-    pub grants: u64,
 }
 
 /// Where a lease stands.
@@ -113,10 +111,10 @@ impl IpLease {
         }
     }
 
-    /// Returns the name of what the holder was given: another one if it released the address and got it again.
+    /// Returns the name of what the holder was given last: each answer that gives or renews has another one.
     pub fn grant(&self) -> String {
-        let grants = self.status.as_ref().map_or(0, |status| status.grants);
-        format!("{}.{grants}", self.metadata.uid.as_deref().unwrap_or_default())
+        let renewals = self.status.as_ref().map_or(0, |status| status.renewals);
+        format!("{}.{renewals}", self.metadata.uid.as_deref().unwrap_or_default())
     }
 
     /// Returns the state; an object without a status is Proposed.

@@ -1,8 +1,9 @@
 //! The CA of a part of Thuban, which is kept in a Secret and replaced before it expires, and the certificate of this
 //! process.
 //!
-//! Every process that has the Secret may take the next step of a replacement: a step is one write of the Secret under its resourceVersion.
-//! Invariant: the bundle that this process publishes has the CA that signed this process's certificate.
+//! Every process that has the Secret may take the next step of a replacement: a step is one write of the Secret under
+//! its resourceVersion. Invariant: the bundle that this process publishes has the CA that signed this process's
+//! certificate.
 
 mod certificate;
 mod rotation;

@@ -1,5 +1,5 @@
-//! The certificate of a server, which can be exchanged while connections are open: those stay, and later connections get
-//! the new one.
+//! The certificate of a server, which can be exchanged while connections are open: those stay, and later connections
+//! get the new one.
 
 use std::sync::{Arc, PoisonError, RwLock};
 

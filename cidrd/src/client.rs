@@ -25,16 +25,20 @@ use crate::http::{Lease, Leases, Released, Wanted};
 use crate::problem::Problem;
 use crate::server::{TlsError, roots};
 
-/// How long before the end of its lease a holder stops using an address.
-pub const MARGIN: Duration = Duration::from_mins(1);
+/// How long before the end of its lease a holder stops using an address at least.
+const MARGIN: Duration = Duration::from_mins(1);
+/// The part of a lease that its holder does not use: clocks of two machines may run at different rates. The kernel
+/// changes its clock's rate by 1/2000 at most.
+const DRIFT: u32 = 100;
 /// How long cidrd may take to answer: more than it takes itself.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(12);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 /// Bytes of the largest answer: 50,000 leases.
 const LARGEST_ANSWER: usize = 16 << 20;
 
 #[derive(Debug, Error)]
 pub enum ClientError {
-    /// cidrd has decided. Only this is the loss of a lease.
+    /// cidrd has decided about this request. A lease is lost only if [`Client::renew`] is refused, or does not return
+    /// it.
     #[error("cidrd refuses: {}", .0.detail)]
     Refused(Problem),
     /// Whether the request took effect is not known: repeat it.
@@ -55,7 +59,7 @@ impl Grant {
     pub fn new(lease: Lease, sent: Instant) -> Self {
         let life = Duration::from_secs(lease.lease_seconds.into());
         Self {
-            deadline: sent + life.saturating_sub(MARGIN),
+            deadline: sent + life.saturating_sub(MARGIN.max(life / DRIFT)),
             lease,
         }
     }
@@ -69,8 +73,8 @@ pub struct Client {
 }
 
 impl Client {
-    /// Makes a client of the cidrd at `host:port`. `bundle`: the CAs that verify cidrd. `key`: a certificate that one of
-    /// them signed for a client.
+    /// Makes a client of the cidrd at `host:port`. `bundle`: the CAs that verify cidrd. `key`: a certificate that one
+    /// of them signed for a client.
     pub fn new(address: &str, bundle: &str, key: Arc<CertifiedKey>) -> Result<Self, TlsError> {
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;

@@ -17,7 +17,7 @@ use thuban_api::ip_lease::{IpLease, LeaseHolder, LeaseState};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::lease::{Family, Request, Terms, assign, release, renew};
+use crate::lease::{Family, Request, Terms, assign, release, renew, renew_held};
 use crate::metrics;
 use crate::pools::TermsError;
 use crate::problem::Problem;
@@ -44,7 +44,7 @@ pub struct Lease {
     pub vpc: String,
     pub address: IpAddr,
     pub state: LeaseState,
-    /// What a release names. It is another one if the holder released the address and got it again.
+    /// What a release names: another one in each answer that gives or renews the lease.
     pub grant: String,
     /// The seconds for which the lease is valid from the moment when the holder sent the request.
     pub lease_seconds: u32,
@@ -102,7 +102,7 @@ pub struct Wanted {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Released {
-    /// [`Lease::grant`] of each address. What the holder was given since stays.
+    /// [`Lease::grant`] of each address, of the last answer. What was given or renewed since stays.
     pub grants: Vec<String>,
 }
 
@@ -240,9 +240,17 @@ async fn put<S: Store, P: Pools>(
     wanted: Result<Json<Wanted>, JsonRejection>,
 ) -> Result<Json<Leases>, Problem> {
     let Json(wanted) = wanted.map_err(|error| unreadable(&error))?;
-    let terms = service.pools.terms(&wanted.pool, &wanted.namespace)?;
+    let pool = wanted.pool.clone();
+    let terms = service.pools.terms(&pool, &wanted.namespace);
     let request = wanted.request(holder(uid)?)?;
-    let leases = assign(&service.store, &terms, &request).await?;
+    let leases = match terms {
+        Ok(terms) => assign(&service.store, &terms, &request).await?,
+        // What a holder has stays, although the pool gives nothing any more.
+        Err(error) => {
+            let held = renew_held(&service.store, &pool, &request).await?;
+            held.ok_or(error)?
+        }
+    };
     Ok(Json(leases.into_iter().collect()))
 }
 

@@ -2,9 +2,9 @@
 //!
 //! Invariant: no two holders have an address of one VPC or of the public pools, and no holder has two addresses of one
 //! family. The first holds by the names of leases. The second holds although several cidrds may serve one holder at
-//! once: a lease is first Proposed. It becomes Held only if a list that was read after the proposal shows no other lease
-//! of the holder and family, or each other proposal in the list was withdrawn since. Of two proposals, the list that was
-//! read later shows both.
+//! once: a lease is first Proposed. It becomes Held only if a list that was read after the proposal shows no other
+//! lease of the holder and family, or each other proposal in the list was withdrawn since. Of two proposals, the list
+//! that was read later shows both.
 
 use std::collections::{BTreeMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -79,6 +79,8 @@ pub enum Refusal {
     OutsidePool { address: IpAddr, pool: String },
     #[error("the address {0} is leased, or in quarantine after a release")]
     Taken(IpAddr),
+    #[error("{0} was given or renewed since: release it by the latest answer, once nobody uses it")]
+    Superseded(String),
     #[error("the holder has {address} of the pool {pool}: release it first")]
     HasAnother { address: String, pool: String },
 }
@@ -159,7 +161,7 @@ async fn advance(
     for (family, wanted) in &request.wanted {
         let own: Vec<&IpLease> = known
             .iter()
-            .filter(|lease| address(lease).map(Family::from) == Some(*family))
+            .filter(|lease| address(lease).map(Family::from) == Some(*family) && !is_going(lease))
             .collect();
         let held = own.iter().find(|lease| lease.state() == LeaseState::Held);
         if let Some(held) = held {
@@ -176,18 +178,15 @@ async fn advance(
         live.insert(*family, chosen.clone());
     }
     for lease in known.iter().filter(|lease| lease.state() == LeaseState::Proposed) {
-        let is_kept = live.values().any(|kept| kept.name_any() == lease.name_any());
-        if !is_kept && let Stepped::Stale = withdraw(store, lease).await? {
+        let kept = address(lease).and_then(|address| live.get(&Family::from(address)));
+        let is_rival = kept.is_some_and(|kept| kept.name_any() != lease.name_any());
+        if is_rival && let Stepped::Stale = withdraw(store, lease).await? {
             return Ok(None);
         }
     }
     // What the holder has already is renewed: it takes the answer for a lease that begins with its request.
     for lease in live.values_mut() {
-        let mut status = renewed(lease);
-        if lease.state() == LeaseState::Proposed {
-            status.grants = status.grants.saturating_add(1);
-        }
-        match step(store.set_status(lease, status).await)? {
+        match step(store.set_status(lease, renewed(lease)).await)? {
             Stepped::Done(held) => *lease = held,
             Stepped::Stale => return Ok(None),
         }
@@ -195,10 +194,38 @@ async fn advance(
     Ok(Some(live.into_values().collect()))
 }
 
+/// Whether a lease is deleted and waits for somebody's finalizer: nobody gets it any more.
+fn is_going(lease: &IpLease) -> bool {
+    lease.metadata.deletion_timestamp.is_some()
+}
+
+/// Renews what a holder has, if that is all that it asks for of a pool, whatever became of the pool.
+pub async fn renew_held(
+    store: &impl Store,
+    pool: &str,
+    request: &Request,
+) -> Result<Option<Vec<IpLease>>, LeaseError> {
+    let is_held = |lease: &IpLease| {
+        let Some(address) = address(lease) else {
+            return false;
+        };
+        let wanted = request.wanted.get(&Family::from(address));
+        let is_wanted = wanted.is_some_and(|wanted| wanted.is_none_or(|wanted| wanted == address));
+        lease.state() == LeaseState::Held && lease.spec.pool == pool && is_wanted
+    };
+    let known = read(store.of_holder(&request.holder.uid).await)?;
+    if known.iter().filter(|lease| is_held(lease)).count() < request.wanted.len() {
+        return Ok(None);
+    }
+    let renewed = renew(store, &request.holder.uid).await?;
+    let leases: Vec<IpLease> = renewed.into_iter().filter(|lease| is_held(lease)).collect();
+    Ok((leases.len() == request.wanted.len()).then_some(leases))
+}
+
 /// Whether a lease that the holder has is what it asks for.
 fn check_held(held: &IpLease, terms: &Terms, wanted: Option<IpAddr>) -> Result<(), Refusal> {
     let is_wanted = wanted.is_none_or(|wanted| address(held) == Some(wanted));
-    if is_wanted && held.spec.pool == terms.pool {
+    if is_wanted && held.spec.pool == terms.pool && held.spec.vpc == terms.vpc {
         return Ok(());
     }
     Err(Refusal::HasAnother {
@@ -211,7 +238,8 @@ fn check_held(held: &IpLease, terms: &Terms, wanted: Option<IpAddr>) -> Result<(
 fn choose<'a>(own: &[&'a IpLease], terms: &Terms, wanted: Option<IpAddr>) -> Option<&'a IpLease> {
     own.iter()
         .copied()
-        .filter(|lease| lease.state() == LeaseState::Proposed && lease.spec.pool == terms.pool)
+        .filter(|lease| lease.state() == LeaseState::Proposed)
+        .filter(|lease| lease.spec.pool == terms.pool && lease.spec.vpc == terms.vpc)
         .filter(|lease| wanted.is_none_or(|wanted| address(lease) == Some(wanted)))
         .min_by_key(|lease| lease.name_any())
 }
@@ -312,8 +340,8 @@ async fn abandon(
     Err(refusal.into())
 }
 
-/// Returns a free address of a pool. A holder's search always begins at the same place, so that it gets the same address
-/// again, if that is free. `used`: names of leases.
+/// Returns a free address of a pool. A holder's search always begins at the same place, so that it gets the same
+/// address again, if that is free. `used`: names of leases.
 fn free_address(terms: &Terms, uid: &str, family: Family, used: &HashSet<String>) -> Option<IpAddr> {
     let ranges: Vec<Cidr> = terms
         .cidrs
@@ -388,8 +416,8 @@ async fn withdraw(store: &impl Store, lease: &IpLease) -> Result<Stepped<()>, Le
     step(withdrawn)
 }
 
-/// Renews a holder's leases. Returns those that it has: a lease that is missing is lost. Each lease is valid for its time
-/// from the moment when the request was sent.
+/// Renews a holder's leases. Returns those that it has: only a lease that is missing here is lost. Each lease is valid
+/// for its time from the moment when the request was sent.
 pub async fn renew(store: &impl Store, uid: &str) -> Result<Vec<IpLease>, LeaseError> {
     'again: for _ in 0..TRIES {
         let known = read(store.of_holder(uid).await)?;
@@ -405,31 +433,36 @@ pub async fn renew(store: &impl Store, uid: &str) -> Result<Vec<IpLease>, LeaseE
     Err(LeaseError::Contended)
 }
 
-/// Takes back what a holder was given. `grants`: their names, [`IpLease::grant`]. What it was given since stays, so that a
-/// request that comes late takes nothing from a holder that asked again. Repeats change nothing.
+/// Takes back what a holder was given. `grants`: their names, [`IpLease::grant`], as in the last answers. A lease that
+/// was given or renewed since stays, and the release is refused: somebody uses the address by a later answer. Repeats
+/// change nothing.
 pub async fn release(store: &impl Store, uid: &str, grants: &[String]) -> Result<(), LeaseError> {
     'again: for _ in 0..TRIES {
         let known = read(store.of_holder(uid).await)?;
         let is_live = |lease: &&IpLease| lease.state() != LeaseState::Quarantined;
-        for lease in known
+        let (named, others): (Vec<_>, Vec<_>) = known
             .iter()
             .filter(is_live)
-            .filter(|lease| grants.contains(&lease.grant()))
-        {
+            .partition(|lease| grants.contains(&lease.grant()));
+        for lease in named {
             if let Stepped::Stale = withdraw(store, lease).await? {
                 continue 'again;
             }
         }
-        return Ok(());
+        return match others.first() {
+            Some(lease) => Err(Refusal::Superseded(lease.spec.address.clone()).into()),
+            None => Ok(()),
+        };
     }
     Err(LeaseError::Contended)
 }
 
-/// Takes a lease from a holder that did not renew it, or frees an address after its quarantine. What was changed
-/// meanwhile stays as it is.
-pub async fn expire(store: &impl Store, lease: &IpLease) -> Result<(), LeaseError> {
-    match lease.state() {
-        LeaseState::Held | LeaseState::Proposed => withdraw(store, lease).await.map(drop),
-        LeaseState::Quarantined => step(store.delete(lease).await).map(drop),
-    }
+/// Takes a lease from a holder that did not renew it, or frees an address after its quarantine. Returns false if the
+/// lease was changed meanwhile: it stays as it is.
+pub async fn expire(store: &impl Store, lease: &IpLease) -> Result<bool, LeaseError> {
+    let ended = match lease.state() {
+        LeaseState::Held | LeaseState::Proposed => withdraw(store, lease).await?,
+        LeaseState::Quarantined => step(store.delete(lease).await)?,
+    };
+    Ok(matches!(ended, Stepped::Done(())))
 }

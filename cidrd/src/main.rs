@@ -108,21 +108,17 @@ async fn run(settings: Settings) -> Result<()> {
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(authority.keep());
     let mut watches = JoinSet::new();
-    let leases = watched::<IpLease>(Api::all(client.clone()), &mut watches);
     let directory = Arc::new(Directory {
         pools: watched(Api::all(client.clone()), &mut watches),
         vpcs: watched(Api::all(client.clone()), &mut watches),
         networks: watched(Api::all(client.clone()), &mut watches),
         nodes: watched(Api::all(client.clone()), &mut watches),
+        leases: watched(Api::all(client.clone()), &mut watches),
         namespaces: watched(Api::all(client.clone()), &mut watches),
         refused: RefusedRanges::new(&settings.service_cidrs, &settings.underlay_cidrs)?,
     });
-    let filled = async {
-        leases.wait_until_ready().await?;
-        directory.wait_until_ready().await
-    };
     tokio::select! {
-        filled = filled => filled.context("reading the API server's objects")?,
+        filled = directory.wait_until_ready() => filled.context("reading the API server's objects")?,
         _ = watches.join_next() => bail!("a watch ended"),
     }
     let router = router(ApiServer::new(client.clone()), directory.clone());
@@ -130,7 +126,7 @@ async fn run(settings: Settings) -> Result<()> {
     metrics::ready();
     tokio::select! {
         () = server::serve(address, certificate, bundle, router) => bail!("the API ended"),
-        () = look(client, &leases, &directory) => bail!("the look at leases ended"),
+        () = look(client, &directory) => bail!("the look at leases ended"),
         _ = watches.join_next() => bail!("a watch ended"),
     }
 }
@@ -156,14 +152,14 @@ async fn follow<T>(events: impl Stream<Item = Result<T, watcher::Error>>) {
 }
 
 /// Looks at leases and pools again and again: ends leases whose time is over, and writes pools' status.
-async fn look(client: Client, leases: &Store<IpLease>, directory: &Directory) {
+async fn look(client: Client, directory: &Directory) {
     let (api, store) = (Api::<IpPool>::all(client.clone()), ApiServer::new(client));
     let mut expiry = Expiry::default();
     let mut ticks = interval(LOOK);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        let known = leases.state();
+        let known = directory.leases.state();
         for (state, name) in STATES {
             metrics::leases(name, known.iter().filter(|lease| lease.state() == state).count());
         }
@@ -178,14 +174,15 @@ async fn end(store: &ApiServer, lease: &IpLease) {
     let (address, holder) = (&lease.spec.address, &lease.spec.holder);
     let (namespace, name) = (&holder.namespace, &holder.name);
     match expire(store, lease).await {
-        Ok(()) if lease.state() == LeaseState::Held => {
+        Ok(false) => {}
+        Ok(true) if lease.state() == LeaseState::Held => {
             metrics::expired();
             warn!(
                 address,
                 namespace, name, "the holder did not renew its lease: the address is in quarantine"
             );
         }
-        Ok(()) => info!(address, namespace, name, state = ?lease.state(), "the state's time is over"),
+        Ok(true) => info!(address, namespace, name, state = ?lease.state(), "the state's time is over"),
         Err(error) => warn!(address, %error, "the lease could not be ended, trying again"),
     }
 }

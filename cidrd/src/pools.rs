@@ -38,6 +38,14 @@ pub enum PoolError {
     #[error("spec.cidrs: {cidr} overlaps {other} of the older IpPool {pool}: choose a range outside of it")]
     Pool { cidr: Cidr, other: String, pool: String },
     #[error(
+        "spec.cidrs: {cidr} contains {address}, which is leased from the IpPool {pool}: choose a range without it"
+    )]
+    Leased {
+        cidr: Cidr,
+        address: String,
+        pool: String,
+    },
+    #[error(
         "spec.cidrs: {cidr} overlaps {other} of VPC {vpc}: pods there would reach each other by these addresses"
     )]
     Vpc { cidr: Cidr, other: String, vpc: String },
@@ -57,7 +65,9 @@ impl PoolError {
         match self {
             Self::Malformed(_) => "InvalidCidr",
             Self::Refused { .. } | Self::NodeAddress { .. } => "RangeRefused",
-            Self::Pool { .. } | Self::Vpc { .. } | Self::Network { .. } => "RangeOverlaps",
+            Self::Pool { .. } | Self::Leased { .. } | Self::Vpc { .. } | Self::Network { .. } => {
+                "RangeOverlaps"
+            }
             Self::NoVpc(_) => "VpcNotFound",
         }
     }
@@ -71,6 +81,7 @@ pub struct Surroundings {
     pub networks: Vec<Arc<Network>>,
     /// Nodes' names and addresses.
     pub nodes: Vec<(String, IpAddr)>,
+    pub leases: Vec<Arc<IpLease>>,
     pub refused: RefusedRanges,
 }
 
@@ -109,6 +120,17 @@ fn check_range(pool: &IpPool, cidr: Cidr, around: &Surroundings) -> Result<(), P
         if let Some(range) = overlapping(cidr, &other.spec.cidrs) {
             let (other, pool) = (range.clone(), other.name_any());
             return Err(PoolError::Pool { cidr, other, pool });
+        }
+    }
+    let is_others = |lease: &&Arc<IpLease>| {
+        let meets = pool.spec.vpc.is_empty() || lease.spec.vpc.is_empty() || pool.spec.vpc == lease.spec.vpc;
+        lease.spec.pool != pool.name_any() && meets
+    };
+    for lease in around.leases.iter().filter(is_others) {
+        let address = crate::lease::address(lease);
+        if address.is_some_and(|address| cidr.contains_address(address)) {
+            let (address, pool) = (lease.spec.address.clone(), lease.spec.pool.clone());
+            return Err(PoolError::Leased { cidr, address, pool });
         }
     }
     if pool.spec.class == PoolClass::Private {
@@ -166,6 +188,7 @@ pub struct Directory {
     pub vpcs: Store<Vpc>,
     pub networks: Store<Network>,
     pub nodes: Store<k8s_openapi::api::core::v1::Node>,
+    pub leases: Store<IpLease>,
     pub namespaces: Store<PartialObjectMeta<Namespace>>,
     pub refused: RefusedRanges,
 }
@@ -218,6 +241,7 @@ impl Directory {
         self.vpcs.wait_until_ready().await?;
         self.networks.wait_until_ready().await?;
         self.nodes.wait_until_ready().await?;
+        self.leases.wait_until_ready().await?;
         self.namespaces.wait_until_ready().await
     }
 
@@ -228,6 +252,7 @@ impl Directory {
             vpcs: self.vpcs.state(),
             networks: self.networks.state(),
             nodes: nodes.iter().flat_map(|node| addresses(node)).collect(),
+            leases: self.leases.state(),
             refused: self.refused.clone(),
         }
     }
@@ -326,6 +351,7 @@ mod tests {
             vpcs: vec![Arc::new(serde_json::from_value(vpc).unwrap())],
             networks: vec![Arc::new(serde_json::from_value(network).unwrap())],
             nodes: vec![("n1".into(), [192, 0, 2, 7].into())],
+            leases: Vec::new(),
             refused: RefusedRanges::new(&["10.96.0.0/12".parse().unwrap()], &[]).unwrap(),
         }
     }
@@ -356,6 +382,26 @@ mod tests {
                 "{cidrs:?}: {checked:?}"
             );
         }
+    }
+
+    #[test]
+    fn a_pool_has_no_address_that_another_pool_has_leased() {
+        let lease = json!({
+            "apiVersion": "thuban.dev/v1alpha1", "kind": "IpLease", "metadata": {"name": "203.0.113.4"},
+            "spec": {
+                "pool": "younger", "vpc": "", "address": "203.0.113.4", "leaseSeconds": 600, "quarantineSeconds": 300,
+                "holder": {"uid": "uid", "namespace": "shop", "name": "web"},
+            },
+        });
+        let mut around = around(Vec::new());
+        around
+            .leases
+            .push(Arc::new(serde_json::from_value(lease).unwrap()));
+        for vpc in ["", "red"] {
+            assert!(check(&pool("older", 1, vpc, &["203.0.113.0/29"]), &around).is_err());
+            assert!(check(&pool("older", 1, vpc, &["203.0.113.8/29"]), &around).is_ok());
+        }
+        assert!(check(&pool("younger", 2, "", &["203.0.113.0/29"]), &around).is_ok());
     }
 
     #[test]

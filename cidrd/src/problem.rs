@@ -53,6 +53,7 @@ impl From<LeaseError> for Problem {
         let (status, reason, field) = match error {
             LeaseError::Refused(refusal) => match refusal {
                 Refusal::Exhausted { .. } => (StatusCode::CONFLICT, "Exhausted", "pool"),
+                Refusal::Superseded(_) => (StatusCode::CONFLICT, "Superseded", "grants"),
                 Refusal::Taken(_) => (StatusCode::CONFLICT, "Taken", "addresses"),
                 Refusal::HasAnother { .. } => (StatusCode::CONFLICT, "HasAnother", "pool"),
                 Refusal::OutsidePool { .. } => (StatusCode::UNPROCESSABLE_ENTITY, "OutsidePool", "addresses"),

@@ -1,6 +1,6 @@
 //! Serves the HTTP API by TLS to clients whose certificate the CA signed.
 
-use std::io;
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +17,18 @@ use thiserror::Error;
 use thuban_authority::ServerCertificate;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tracing::{debug, info, warn};
 
 /// How long a client may take to agree on TLS, and to send the head of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The most connections.
+/// The most connections of clients.
 const CONNECTIONS: usize = 64;
+/// The most peers that have not agreed on TLS yet.
+const HANDSHAKES: usize = 64;
 /// The pause after a port that could not be bound, or a connection that could not be accepted.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -75,7 +79,7 @@ pub async fn serve(
     accept(listener, certificate, bundle, router).await;
 }
 
-/// Serves on a socket.
+/// Serves on a socket. A peer that takes its time to agree on TLS keeps nobody out: one more ends the oldest.
 pub async fn accept(
     listener: TcpListener,
     certificate: Arc<ServerCertificate>,
@@ -83,42 +87,48 @@ pub async fn accept(
     router: Router,
 ) {
     let room = Arc::new(Semaphore::new(CONNECTIONS));
+    let mut handshakes = JoinSet::new();
+    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
-        let Ok(place) = room.clone().acquire_owned().await else {
-            return;
-        };
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                warn!(%error, "a connection could not be accepted");
-                sleep(PAUSE).await;
-                continue;
-            }
-        };
-        let config = config(certificate.clone(), &bundle.borrow());
-        let router = router.clone();
-        match config {
-            Ok(config) => {
-                tokio::spawn(async move {
-                    if let Err(error) = answer(stream, config, router).await {
-                        debug!(%error, "a connection ended");
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => match config(certificate.clone(), &bundle.borrow()) {
+                    Ok(config) => {
+                        oldest.retain(|handshake| !handshake.is_finished());
+                        if oldest.len() >= HANDSHAKES && let Some(handshake) = oldest.pop_front() {
+                            handshake.abort();
+                        }
+                        let agreed = timeout(PATIENCE, TlsAcceptor::from(Arc::new(config)).accept(stream));
+                        oldest.push_back(handshakes.spawn(agreed));
                     }
-                    drop(place);
-                });
-            }
-            Err(error) => warn!(%error, "no connection can be served"),
+                    Err(error) => warn!(%error, "no connection can be served"),
+                },
+                Err(error) => {
+                    warn!(%error, "a connection could not be accepted");
+                    sleep(PAUSE).await;
+                }
+            },
+            Some(agreed) = handshakes.join_next() => match (agreed, room.clone().try_acquire_owned()) {
+                (Ok(Ok(Ok(stream))), Ok(place)) => {
+                    let router = router.clone();
+                    tokio::spawn(async move {
+                        if let Err(error) = answer(stream, router).await {
+                            debug!(%error, "a connection ended");
+                        }
+                        drop(place);
+                    });
+                }
+                (Ok(Ok(Ok(_))), Err(_)) => warn!("too many connections of clients"),
+                _ => debug!("a peer did not agree on TLS"),
+            },
         }
     }
 }
 
-async fn answer(stream: TcpStream, config: ServerConfig, router: Router) -> io::Result<()> {
-    let silent = |_| io::Error::from(io::ErrorKind::TimedOut);
-    let handshake = TlsAcceptor::from(Arc::new(config)).accept(stream);
-    let stream = timeout(PATIENCE, handshake).await.map_err(silent)??;
+async fn answer(stream: TlsStream<TcpStream>, router: Router) -> Result<(), hyper::Error> {
     http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await
-        .map_err(io::Error::other)
 }

@@ -174,7 +174,12 @@ async fn a_late_release_takes_nothing_that_was_given_since() {
     let first = grants(&world, "a").await;
     release(&world, "a", &first).await.unwrap();
     assert_eq!(any(&world, &terms, "a").await.unwrap(), address);
-    release(&world, "a", &first).await.unwrap();
+    let late = release(&world, "a", &first).await;
+    assert_eq!(refusal(late), Refusal::Superseded(address.to_string()));
+    // So does one whose lease was renewed by somebody else since.
+    let before = grants(&world, "a").await;
+    renew(&world, "a").await.unwrap();
+    assert!(release(&world, "a", &before).await.is_err());
     assert_eq!(state(&world, "a").await, [LeaseState::Held]);
     release(&world, "a", &grants(&world, "a").await).await.unwrap();
     assert_eq!(state(&world, "a").await, [LeaseState::Quarantined]);
@@ -268,17 +273,27 @@ async fn the_api_gives_renews_and_takes_back() {
         (lease.state, lease.lease_seconds, lease.quarantine_seconds),
         (LeaseState::Held, 600, 300)
     );
-    for (method, path) in [
-        (Method::PUT, "/uid-1"),
-        (Method::GET, "/uid-1"),
-        (Method::GET, ""),
-        (Method::POST, "/uid-1/renew"),
+    // A holder keeps what it has, although the pool admits its namespace no more.
+    let elsewhere = json!({"pool": "public", "namespace": "other", "name": "web", "families": ["IPv4"]});
+    let mut last = lease.clone();
+    for (method, path, body) in [
+        (Method::PUT, "/uid-1", &wanted),
+        (Method::PUT, "/uid-1", &elsewhere),
+        (Method::POST, "/uid-1/renew", &wanted),
+        (Method::GET, "/uid-1", &wanted),
+        (Method::GET, "", &wanted),
     ] {
-        let (status, body) = call(&world, method, path, wanted.clone()).await;
-        let again: Leases = serde_json::from_slice(&body).unwrap();
-        assert_eq!((status, again), (StatusCode::OK, given.clone()), "{path}");
+        let (status, told) = call(&world, method.clone(), path, body.clone()).await;
+        let mut again: Leases = serde_json::from_slice(&told).unwrap();
+        assert_eq!(status, StatusCode::OK, "{path}");
+        let renewed = again.leases.remove(0);
+        assert_eq!(renewed.grant == last.grant, method == Method::GET, "{path}");
+        last.grant = renewed.grant.clone();
+        assert_eq!(renewed, last, "{path}");
     }
-    let grants = json!({"grants": [lease.grant]});
+    let (status, _) = call(&world, Method::DELETE, "/uid-1", json!({"grants": [lease.grant]})).await;
+    assert_eq!(status, StatusCode::CONFLICT);
+    let grants = json!({"grants": [last.grant]});
     for _ in 0..2 {
         let (status, _) = call(&world, Method::DELETE, "/uid-1", grants.clone()).await;
         assert_eq!(status, StatusCode::NO_CONTENT);

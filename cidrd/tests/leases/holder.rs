@@ -9,13 +9,6 @@ use tokio::time::{Instant, sleep, sleep_until};
 use crate::server::{Ask, Heard, Server};
 use crate::world::World;
 
-/// What was so when a request was sent.
-#[derive(Clone, Copy)]
-struct Sent {
-    at: Instant,
-    releases: Option<u64>,
-}
-
 pub struct Holder {
     world: World,
     servers: Vec<Server>,
@@ -34,12 +27,9 @@ impl Holder {
         }
     }
 
-    async fn ask(&self, ask: Ask) -> (Heard, Sent) {
+    async fn ask(&self, ask: Ask) -> (Heard, Instant) {
         let server = &self.servers[self.world.number(self.servers.len() as u64) as usize];
-        let sent = Sent {
-            at: Instant::now(),
-            releases: self.world.releases(&self.uid),
-        };
+        let sent = Instant::now();
         (server.answer(&self.uid, ask).await, sent)
     }
 
@@ -62,14 +52,14 @@ impl Holder {
     }
 
     /// Uses an address until it is lost or given back.
-    async fn use_address(&self, mut leases: cidrd::http::Leases, mut sent: Sent) {
+    async fn use_address(&self, mut leases: cidrd::http::Leases, mut sent: Instant) {
         let renewals = self.world.number(12);
         let mut grants = Vec::new();
         for _ in 0..=renewals {
             let Some(lease) = leases.leases.pop() else {
                 return;
             };
-            let grant = Grant::new(lease, sent.at);
+            let grant = Grant::new(lease, sent);
             let address = grant.lease.address.to_string();
             grants = vec![grant.lease.grant.clone()];
             // An answer that comes after its deadline is worth nothing.
@@ -77,7 +67,7 @@ impl Holder {
                 return;
             }
             self.world
-                .announce(self.process, &self.uid, &address, grant.deadline, sent.releases);
+                .announce(self.process, &self.uid, &address, grant.deadline, sent);
             // Renewed late now and then.
             self.wait(if self.world.chance(8) { 1_500 } else { 300 }).await;
             loop {
@@ -94,13 +84,13 @@ impl Holder {
         }
         if self.world.chance(2) {
             // Killed: nobody renews, and announcers go on until their deadline.
-            sleep_until(sent.at + Duration::from_secs(crate::world::LEASE.into())).await;
+            sleep_until(sent + Duration::from_secs(crate::world::LEASE.into())).await;
             return;
         }
-        self.world.begin_release(&self.uid);
-        while !matches!(self.ask(Ask::Release(grants.clone())).await.0, Heard::Released) {
+        self.world.withdraw_all(&self.uid);
+        // Refused: another leader has had a later answer.
+        while matches!(self.ask(Ask::Release(grants.clone())).await.0, Heard::Nothing) {
             self.wait(10).await;
         }
-        self.world.end_release(&self.uid);
     }
 }

@@ -72,7 +72,9 @@ impl Server {
             }
             let due: Vec<_> = expiry.look(&known, Instant::now()).into_iter().cloned().collect();
             for lease in due {
-                if expire(&self.world, &lease).await.is_ok() && lease.state() == LeaseState::Held {
+                if expire(&self.world, &lease).await.is_ok_and(|ended| ended)
+                    && lease.state() == LeaseState::Held
+                {
                     self.world.note(|seen| seen.expired += 1);
                 }
             }

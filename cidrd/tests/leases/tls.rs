@@ -10,7 +10,7 @@ use cidrd::lease::Family;
 use cidrd::server::accept;
 use rustls::sign::CertifiedKey;
 use thuban_authority::{Ca, ServerCertificate};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -73,6 +73,17 @@ async fn only_clients_of_the_ca_are_served() {
 }
 
 #[tokio::test]
+async fn peers_that_say_nothing_keep_nobody_out() {
+    let ca = ca();
+    let cidrd = start(&ca).await;
+    let mut silent = Vec::new();
+    for _ in 0..200 {
+        silent.push(TcpStream::connect(&cidrd.address).await.unwrap());
+    }
+    assert!(cidrd.is_served(&ca, ca.sign_client("lbaasd").unwrap()).await);
+}
+
+#[tokio::test]
 async fn both_cas_are_served_while_one_follows_the_other() {
     let (old, new) = (ca(), ca());
     let cidrd = start(&old).await;
@@ -106,9 +117,10 @@ async fn a_client_tells_a_refusal_from_a_failure() {
     // Ten minutes but for the margin, from before the request was sent.
     let life = granted[0].deadline - before;
     assert!(life.as_secs() >= 540 && life.as_secs() < 550, "{life:?}");
-    assert_eq!(near.renew("uid").await.unwrap()[0].lease, granted[0].lease);
+    let renewed = near.renew("uid").await.unwrap();
+    assert_eq!(renewed[0].lease.address, granted[0].lease.address);
     let released = Released {
-        grants: vec![granted[0].lease.grant.clone()],
+        grants: vec![renewed[0].lease.grant.clone()],
     };
     near.release("uid", &released).await.unwrap();
     let refused = near.renew("uid").await.unwrap_err();

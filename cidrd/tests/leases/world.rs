@@ -88,8 +88,8 @@ struct State {
     announced: BTreeMap<u64, Announced>,
     /// Who announced an address last, and when that ended.
     last: BTreeMap<String, (String, Instant)>,
-    /// How many releases of a holder are going on, and how many ended.
-    releases: BTreeMap<String, (u64, u64)>,
+    /// When a holder's announcements were withdrawn last.
+    withdrawn: BTreeMap<String, Instant>,
     seen: Seen,
 }
 
@@ -119,7 +119,7 @@ impl World {
             leases: BTreeMap::new(),
             announced: BTreeMap::new(),
             last: BTreeMap::new(),
-            releases: BTreeMap::new(),
+            withdrawn: BTreeMap::new(),
             seen: Seen::default(),
         })))
     }
@@ -163,30 +163,10 @@ impl World {
         self.state().leases.values().cloned().collect()
     }
 
-    /// Returns how many releases of a holder have ended. `None`: one is going on.
-    pub fn releases(&self, uid: &str) -> Option<u64> {
-        match self.state().releases.get(uid).copied().unwrap_or_default() {
-            (0, ended) => Some(ended),
-            _ => None,
-        }
-    }
-
-    /// A holder's release begins: nobody announces anything for it any more.
-    pub fn begin_release(&self, uid: &str) {
-        self.state().releases.entry(uid.to_owned()).or_default().0 += 1;
-        self.withdraw_all(uid);
-    }
-
-    pub fn end_release(&self, uid: &str) {
-        let mut state = self.state();
-        let (going, ended) = state.releases.entry(uid.to_owned()).or_default();
-        (*going, *ended) = (*going - 1, *ended + 1);
-    }
-
-    /// A process announces an address for a holder, and nothing else. `releases`: see [`Self::releases`], when it asked
-    /// for the address. Nobody follows a leader that does not know of a release.
-    pub fn announce(&self, process: u64, uid: &str, address: &str, until: Instant, releases: Option<u64>) {
-        if releases.is_none() || self.releases(uid) != releases {
+    /// A process announces an address for a holder, and nothing else. `sent`: when it asked for the address. Nobody
+    /// follows a leader that asked before the last withdrawal.
+    pub fn announce(&self, process: u64, uid: &str, address: &str, until: Instant, sent: Instant) {
+        if self.state().withdrawn.get(uid).is_some_and(|at| *at >= sent) {
             return;
         }
         let mut state = self.state();
@@ -226,8 +206,10 @@ impl World {
         self.state().end(process, Instant::now());
     }
 
-    fn withdraw_all(&self, uid: &str) {
+    /// Nobody announces anything for a holder any more, until somebody asks anew.
+    pub fn withdraw_all(&self, uid: &str) {
         let mut state = self.state();
+        state.withdrawn.insert(uid.to_owned(), Instant::now());
         let of_holder = |(process, announced): (&u64, &Announced)| (announced.uid == uid).then_some(*process);
         let processes: Vec<u64> = state.announced.iter().filter_map(of_holder).collect();
         for process in processes {

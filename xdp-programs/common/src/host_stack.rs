@@ -18,8 +18,8 @@ pub const DENIED: u32 = 0x0008;
 pub const REJECTED: u32 = 0x0020;
 /// Low half of the mark of such packets from a pod that leaves by its own address.
 pub const MARK_DENIED: u32 = 0x0058;
-/// Low half of the mark of packets that a rule of network policy denies, of a pod that may otherwise reach the node: they
-/// don't reach the node either. An earlier table `inet thuban` takes it for any mark with [`DENIED`].
+/// Low half of the mark of packets that a rule of network policy denies, of a pod that may otherwise reach the node:
+/// they don't reach the node either. An earlier table `inet thuban` takes it for any mark with [`DENIED`].
 pub const MARK_FORBIDDEN: u32 = 0x005a;
 /// What all marks with [`DENIED`] have, under [`MARK_DENIED_MASK`].
 pub const MARK_DENIED_MASK: u32 = MARK_MASK & !(MARK_EGRESS | MARK_EGRESS_HOST | REJECTED) | MARK_DENIED;
