@@ -61,6 +61,16 @@ pub struct Terms {
     pub quarantine_seconds: u32,
 }
 
+impl Terms {
+    fn contains(&self, address: IpAddr) -> bool {
+        self.cidrs.iter().any(|cidr| cidr.contains_address(address))
+    }
+
+    fn is_pool_of(&self, lease: &IpLease) -> bool {
+        lease.spec.pool == self.pool && lease.spec.vpc == self.vpc
+    }
+}
+
 /// What a holder asks for.
 #[derive(Clone, Debug)]
 pub struct Request {
@@ -95,6 +105,15 @@ pub enum LeaseError {
     Away(#[source] kube::Error),
 }
 
+impl From<StoreError> for LeaseError {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Away(error) => Self::Away(error),
+            StoreError::Conflict | StoreError::Exists => Self::Contended,
+        }
+    }
+}
+
 /// What a step on a lease came to.
 enum Stepped<T> {
     Done(T),
@@ -106,15 +125,7 @@ fn step<T>(result: Result<T, StoreError>) -> Result<Stepped<T>, LeaseError> {
     match result {
         Ok(value) => Ok(Stepped::Done(value)),
         Err(StoreError::Conflict | StoreError::Exists) => Ok(Stepped::Stale),
-        Err(StoreError::Away(error)) => Err(LeaseError::Away(error)),
-    }
-}
-
-fn read<T>(result: Result<T, StoreError>) -> Result<T, LeaseError> {
-    match result {
-        Ok(value) => Ok(value),
-        Err(StoreError::Away(error)) => Err(LeaseError::Away(error)),
-        Err(StoreError::Conflict | StoreError::Exists) => Err(LeaseError::Contended),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -125,12 +136,12 @@ pub fn address(lease: &IpLease) -> Option<IpAddr> {
 
 /// Returns all leases.
 pub async fn list(store: &impl Store) -> Result<Vec<IpLease>, LeaseError> {
-    read(store.all().await)
+    Ok(store.all().await?)
 }
 
 /// Returns the leases of a holder, those in quarantine too.
 pub async fn of_holder(store: &impl Store, uid: &str) -> Result<Vec<IpLease>, LeaseError> {
-    read(store.of_holder(uid).await)
+    Ok(store.of_holder(uid).await?)
 }
 
 /// Gives a holder one address of each family that it wants. A repeated request gets the same addresses. Nothing is
@@ -141,7 +152,7 @@ pub async fn assign(
     request: &Request,
 ) -> Result<Vec<IpLease>, LeaseError> {
     for _ in 0..TRIES {
-        let known = read(store.of_holder(&request.holder.uid).await)?;
+        let known = store.of_holder(&request.holder.uid).await?;
         if let Some(leases) = advance(store, terms, request, &known).await? {
             return Ok(leases);
         }
@@ -210,10 +221,10 @@ pub async fn renew_held(
             return false;
         };
         let wanted = request.wanted.get(&Family::from(address));
-        let is_wanted = wanted.is_some_and(|wanted| wanted.is_none_or(|wanted| wanted == address));
+        let is_wanted = wanted.is_some_and(|wanted| is_at(lease, *wanted));
         lease.state() == LeaseState::Held && lease.spec.pool == pool && is_wanted
     };
-    let known = read(store.of_holder(&request.holder.uid).await)?;
+    let known = store.of_holder(&request.holder.uid).await?;
     if known.iter().filter(|lease| is_held(lease)).count() < request.wanted.len() {
         return Ok(None);
     }
@@ -222,10 +233,19 @@ pub async fn renew_held(
     Ok((leases.len() == request.wanted.len()).then_some(leases))
 }
 
+/// Whether somebody has a lease, or soon may.
+fn is_live(lease: &IpLease) -> bool {
+    lease.state() != LeaseState::Quarantined
+}
+
+/// Whether a lease has the address that is wanted. `None`: any.
+fn is_at(lease: &IpLease, wanted: Option<IpAddr>) -> bool {
+    wanted.is_none_or(|wanted| address(lease) == Some(wanted))
+}
+
 /// Whether a lease that the holder has is what it asks for.
 fn check_held(held: &IpLease, terms: &Terms, wanted: Option<IpAddr>) -> Result<(), Refusal> {
-    let is_wanted = wanted.is_none_or(|wanted| address(held) == Some(wanted));
-    if is_wanted && held.spec.pool == terms.pool && held.spec.vpc == terms.vpc {
+    if is_at(held, wanted) && terms.is_pool_of(held) {
         return Ok(());
     }
     Err(Refusal::HasAnother {
@@ -238,9 +258,9 @@ fn check_held(held: &IpLease, terms: &Terms, wanted: Option<IpAddr>) -> Result<(
 fn choose<'a>(own: &[&'a IpLease], terms: &Terms, wanted: Option<IpAddr>) -> Option<&'a IpLease> {
     own.iter()
         .copied()
-        .filter(|lease| lease.state() == LeaseState::Proposed)
-        .filter(|lease| lease.spec.pool == terms.pool && lease.spec.vpc == terms.vpc)
-        .filter(|lease| wanted.is_none_or(|wanted| address(lease) == Some(wanted)))
+        .filter(|lease| {
+            lease.state() == LeaseState::Proposed && terms.is_pool_of(lease) && is_at(lease, wanted)
+        })
         .min_by_key(|lease| lease.name_any())
 }
 
@@ -254,7 +274,7 @@ async fn propose(
     wanted: Option<IpAddr>,
 ) -> Result<(), LeaseError> {
     if let Some(wanted) = wanted
-        && !terms.cidrs.iter().any(|cidr| cidr.contains_address(wanted))
+        && !terms.contains(wanted)
     {
         return Err(Refusal::OutsidePool {
             address: wanted,
@@ -264,8 +284,9 @@ async fn propose(
     }
     let former = own
         .iter()
-        .filter(|lease| lease.state() == LeaseState::Quarantined && is_of(lease, terms))
-        .filter(|lease| wanted.is_none_or(|wanted| address(lease) == Some(wanted)))
+        .filter(|lease| {
+            lease.state() == LeaseState::Quarantined && is_of(lease, terms) && is_at(lease, wanted)
+        })
         .min_by_key(|lease| lease.name_any());
     if let Some(former) = former {
         let status = with_state(former, LeaseState::Proposed);
@@ -280,10 +301,7 @@ async fn propose(
             created => step(created).map(drop),
         };
     }
-    let mut used: HashSet<String> = read(store.all().await)?
-        .iter()
-        .map(ResourceExt::name_any)
-        .collect();
+    let mut used: HashSet<String> = store.all().await?.iter().map(ResourceExt::name_any).collect();
     while let Some(address) = free_address(terms, &request.holder.uid, family, &used) {
         match store.create(&new_lease(terms, request, address)).await {
             Err(StoreError::Exists) => used.insert(IpLease::name_of(&terms.vpc, address)),
@@ -299,9 +317,7 @@ async fn propose(
 
 /// Whether a lease may be the holder's again under these terms: it keeps its own, so they must be the same.
 fn is_of(lease: &IpLease, terms: &Terms) -> bool {
-    let is_inside =
-        address(lease).is_some_and(|address| terms.cidrs.iter().any(|cidr| cidr.contains_address(address)));
-    is_inside && lease.spec.pool == terms.pool && lease.spec.vpc == terms.vpc
+    terms.is_pool_of(lease) && address(lease).is_some_and(|address| terms.contains(address))
 }
 
 /// Whether an address that has a lease has it for somebody else.
@@ -312,7 +328,7 @@ async fn is_anothers(
     wanted: IpAddr,
 ) -> Result<bool, LeaseError> {
     let name = IpLease::name_of(&terms.vpc, wanted);
-    let known = read(store.of_holder(&request.holder.uid).await)?;
+    let known = store.of_holder(&request.holder.uid).await?;
     Ok(!known
         .iter()
         .any(|lease| lease.name_any() == name && is_of(lease, terms)))
@@ -326,11 +342,14 @@ async fn abandon(
     known: &[IpLease],
     refusal: Refusal,
 ) -> Result<Option<Vec<IpLease>>, LeaseError> {
-    let is_live = |lease: &&IpLease| lease.state() != LeaseState::Quarantined;
     let names = |leases: &[IpLease]| -> HashSet<String> {
-        leases.iter().filter(is_live).map(ResourceExt::name_any).collect()
+        leases
+            .iter()
+            .filter(|lease| is_live(lease))
+            .map(ResourceExt::name_any)
+            .collect()
     };
-    let now = read(store.of_holder(&request.holder.uid).await)?;
+    let now = store.of_holder(&request.holder.uid).await?;
     if !names(&now).is_subset(&names(known)) {
         return Ok(None);
     }
@@ -420,7 +439,7 @@ async fn withdraw(store: &impl Store, lease: &IpLease) -> Result<Stepped<()>, Le
 /// for its time from the moment when the request was sent.
 pub async fn renew(store: &impl Store, uid: &str) -> Result<Vec<IpLease>, LeaseError> {
     'again: for _ in 0..TRIES {
-        let known = read(store.of_holder(uid).await)?;
+        let known = store.of_holder(uid).await?;
         let mut renewals = Vec::new();
         for lease in known.iter().filter(|lease| lease.state() == LeaseState::Held) {
             match step(store.set_status(lease, renewed(lease)).await)? {
@@ -438,11 +457,10 @@ pub async fn renew(store: &impl Store, uid: &str) -> Result<Vec<IpLease>, LeaseE
 /// change nothing.
 pub async fn release(store: &impl Store, uid: &str, grants: &[String]) -> Result<(), LeaseError> {
     'again: for _ in 0..TRIES {
-        let known = read(store.of_holder(uid).await)?;
-        let is_live = |lease: &&IpLease| lease.state() != LeaseState::Quarantined;
+        let known = store.of_holder(uid).await?;
         let (named, others): (Vec<_>, Vec<_>) = known
             .iter()
-            .filter(is_live)
+            .filter(|lease| is_live(lease))
             .partition(|lease| grants.contains(&lease.grant()));
         for lease in named {
             if let Stepped::Stale = withdraw(store, lease).await? {

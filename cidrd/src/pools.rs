@@ -12,7 +12,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use thiserror::Error;
 use thuban_api::cidr::{Cidr, CidrError};
 use thuban_api::ip_lease::{IpLease, LeaseState};
-use thuban_api::ip_pool::{IpPool, PoolClass};
+use thuban_api::ip_pool::{IpPool, IpPoolStatus, PoolClass};
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_api::{Network, Vpc};
 
@@ -195,13 +195,6 @@ pub struct Directory {
 
 impl Pools for Arc<Directory> {
     fn terms(&self, pool: &str, namespace: &str) -> Result<Terms, TermsError> {
-        self.find_terms(pool, namespace)
-    }
-}
-
-impl Directory {
-    /// Returns the terms on which a namespace may lease from a pool.
-    fn find_terms(&self, pool: &str, namespace: &str) -> Result<Terms, TermsError> {
         let Some(found) = self.pools.get(&ObjectRef::new(pool)) else {
             return Err(TermsError::Unknown(pool.to_owned()));
         };
@@ -234,7 +227,9 @@ impl Directory {
             quarantine_seconds: spec.quarantine_seconds,
         })
     }
+}
 
+impl Directory {
     /// Waits until each kind was listed.
     pub async fn wait_until_ready(&self) -> Result<(), WriterDropped> {
         self.pools.wait_until_ready().await?;
@@ -268,15 +263,6 @@ fn addresses(node: &k8s_openapi::api::core::v1::Node) -> Vec<(String, IpAddr)> {
         .collect()
 }
 
-/// How many addresses of a pool there are, and in which state.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage {
-    pub size: u64,
-    pub leased: u64,
-    pub quarantined: u64,
-    pub free: u64,
-}
-
 /// How many addresses are leased and in quarantine, by the pool's name.
 #[derive(Default)]
 pub struct Counts(HashMap<String, (u64, u64)>);
@@ -295,8 +281,8 @@ impl Counts {
     }
 }
 
-/// Returns how many addresses of a pool are in use. A range that can't be read has none.
-pub fn usage(pool: &IpPool, counts: &Counts) -> Usage {
+/// Returns a status with the numbers of a pool's addresses. A range that can't be read has none.
+pub fn usage(pool: &IpPool, counts: &Counts) -> IpPoolStatus {
     let ranges = pool
         .spec
         .cidrs
@@ -308,11 +294,12 @@ pub fn usage(pool: &IpPool, counts: &Counts) -> Usage {
         .min(MAX_NUMBER);
     let size = u64::try_from(size).unwrap_or(u64::MAX);
     let (leased, quarantined) = counts.0.get(&pool.name_any()).copied().unwrap_or_default();
-    Usage {
+    IpPoolStatus {
         size,
         leased,
         quarantined,
         free: size.saturating_sub(leased).saturating_sub(quarantined),
+        ..IpPoolStatus::default()
     }
 }
 

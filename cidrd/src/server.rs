@@ -51,14 +51,15 @@ pub fn roots(bundle: &str) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-fn config(certificate: Arc<ServerCertificate>, bundle: &str) -> Result<ServerConfig, TlsError> {
+fn acceptor(certificate: Arc<ServerCertificate>, bundle: &str) -> Result<TlsAcceptor, TlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier =
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots(bundle)?), provider.clone()).build()?;
     let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    Ok(builder
+    let config = builder
         .with_client_cert_verifier(verifier)
-        .with_cert_resolver(certificate))
+        .with_cert_resolver(certificate);
+    Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
 /// Serves until the process ends. `bundle`: the CAs whose clients are served.
@@ -83,26 +84,31 @@ pub async fn serve(
 pub async fn accept(
     listener: TcpListener,
     certificate: Arc<ServerCertificate>,
-    bundle: watch::Receiver<String>,
+    mut bundle: watch::Receiver<String>,
     router: Router,
 ) {
+    let mut tls = None;
     let room = Arc::new(Semaphore::new(CONNECTIONS));
     let mut handshakes = JoinSet::new();
     let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
     loop {
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => match config(certificate.clone(), &bundle.borrow()) {
-                    Ok(config) => {
-                        oldest.retain(|handshake| !handshake.is_finished());
-                        if oldest.len() >= HANDSHAKES && let Some(handshake) = oldest.pop_front() {
-                            handshake.abort();
+                Ok((stream, _)) => {
+                    if tls.is_none() || bundle.has_changed().unwrap_or(false) {
+                        match acceptor(certificate.clone(), &bundle.borrow_and_update()) {
+                            Ok(made) => tls = Some(made),
+                            Err(error) => warn!(%error, "the CAs of clients can't be used"),
                         }
-                        let agreed = timeout(PATIENCE, TlsAcceptor::from(Arc::new(config)).accept(stream));
-                        oldest.push_back(handshakes.spawn(agreed));
                     }
-                    Err(error) => warn!(%error, "no connection can be served"),
-                },
+                    oldest.retain(|handshake| !handshake.is_finished());
+                    if oldest.len() >= HANDSHAKES && let Some(handshake) = oldest.pop_front() {
+                        handshake.abort();
+                    }
+                    if let Some(tls) = &tls {
+                        oldest.push_back(handshakes.spawn(timeout(PATIENCE, tls.accept(stream))));
+                    }
+                }
                 Err(error) => {
                     warn!(%error, "a connection could not be accepted");
                     sleep(PAUSE).await;

@@ -15,7 +15,6 @@ use crate::pools::{Counts, Surroundings, check, usage};
 
 /// Returns the status that a pool should have.
 pub fn wanted(pool: &IpPool, around: &Surroundings, counts: &Counts, now: Timestamp) -> IpPoolStatus {
-    let usage = usage(pool, counts);
     let mut conditions = pool
         .status
         .as_ref()
@@ -40,12 +39,9 @@ pub fn wanted(pool: &IpPool, around: &Surroundings, counts: &Counts, now: Timest
     };
     set(&mut conditions, accepted);
     IpPoolStatus {
-        size: usage.size,
-        leased: usage.leased,
-        quarantined: usage.quarantined,
-        free: usage.free,
         conditions,
         observed_generation: generation,
+        ..usage(pool, counts)
     }
 }
 
