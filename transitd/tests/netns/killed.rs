@@ -51,6 +51,12 @@ fn traces(rig: &Rig) -> Vec<String> {
     // The first DEL that waits makes the spool. The last contact with the operator comes with the stream, not with a
     // pod.
     traces.retain(|trace| trace != "state/spool" && trace != "state/contact");
+    // The kernel tells late that a link's other end is up.
+    for (late, soon) in [("NO-CARRIER,", ""), (",LOWER_UP", ""), ("state DOWN", "state UP")] {
+        for trace in &mut traces {
+            *trace = trace.replace(late, soon);
+        }
+    }
     traces.sort();
     traces
 }

@@ -19,7 +19,7 @@ const REPLICAS: u64 = 4;
 const ROLLOUTS: usize = 2;
 /// How long a pod still serves, in seconds: until all clients send elsewhere, and a request that was under way is
 /// answered. A server without CPU for some seconds is late (see [`LATE`]), and must not be ended before it answers.
-const GRACE: u64 = 15;
+const GRACE: u64 = 20;
 
 fn deployment() -> Value {
     let mut pod = netexec_manifest("red", NAME, "", None);

@@ -75,18 +75,23 @@ fn node_port(vni: u32, [v4, v6]: [IpAddr; 2]) -> Vec<Row> {
 
 /// Whether servers are reached by TCP and by UDP, the same in both families.
 fn reached(rig: &Rig) -> [bool; 2] {
+    let [v4, v6] = reached_by_family(rig);
+    assert_eq!(v4, v6, "by IPv4 and by IPv6");
+    v4
+}
+
+/// Whether servers are reached by TCP and by UDP, by IPv4 and by IPv6.
+fn reached_by_family(rig: &Rig) -> [[bool; 2]; 2] {
     let by_tcp =
         |to| tcp::connect_to(rig.far(), to).is_ok_and(|mut stream| tcp::try_ask(&mut stream).is_ok());
     let by_udp = |to| ask(rig.far(), to, 1).is_some();
     // What is not reached takes its time to say so.
-    let [v4, v6] = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let both = TO
             .map(SocketAddr::from)
             .map(|to| (scope.spawn(move || by_tcp(to)), scope.spawn(move || by_udp(to))));
         both.map(|(tcp, udp)| [tcp.join().unwrap(), udp.join().unwrap()])
-    });
-    assert_eq!(v4, v6, "by IPv4 and by IPv6");
-    v4
+    })
 }
 
 /// Runs both servers of a pod.
@@ -121,6 +126,10 @@ fn a_client_outside_is_judged_by_its_own_address() {
             set(vni, 3, &[UDP], &strangers),
         ];
         rig.operator.push_and_wait(node_port(vni, addresses), vec![]);
+        rig.operator.push_and_wait(vec![judged(row.clone(), 0)], vec![]);
+        // IPv6 neighbours take their time.
+        send_from(&rig, STRANGER, STRANGER6);
+        eventually("both families", || reached_by_family(&rig) == [[true; 2]; 2]);
         rig.operator.push_and_wait(sets.into(), vec![]);
         for (set, from_stranger, from_far) in [
             (1, [true, true], [false, false]),
