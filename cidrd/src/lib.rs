@@ -13,6 +13,7 @@ pub mod problem;
 pub mod server;
 pub mod status;
 pub mod store;
+pub mod watches;
 
 /// The name by which clients verify cidrd's certificate.
 pub const TLS_NAME: &str = "cidrd.thuban-system.svc";

@@ -1,8 +1,6 @@
 //! The process: watches pools and what they must not touch, serves the API, and ends leases.
 
-use std::fmt::Debug;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,27 +9,25 @@ use cidrd::expiry::Expiry;
 use cidrd::http::router;
 use cidrd::lease::expire;
 use cidrd::pools::Directory;
+use cidrd::server::{Clients, Server};
 use cidrd::store::ApiServer;
-use cidrd::{TLS_NAME, metrics, server, status};
+use cidrd::watches::{Watches, watched};
+use cidrd::{TLS_NAME, metrics, status};
 use clap::Parser;
-use futures::{Stream, StreamExt};
-use kube::runtime::reflector::{Store, store};
-use kube::runtime::{WatchStreamExt, reflector, watcher};
-use kube::{Api, Client, Resource};
-use serde::de::DeserializeOwned;
+use kube::{Api, Client};
 use thuban_api::cidr::Cidr;
 use thuban_api::ip_lease::{IpLease, LeaseState};
 use thuban_api::ip_pool::IpPool;
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_authority::{Authority, Names};
-use tokio::signal::unix::{SignalKind, signal};
-use tokio::task::JoinSet;
+use thuban_telemetry::process;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
 /// How often leases and pools are looked at.
 const LOOK: Duration = Duration::from_secs(1);
+/// The most connections of clients.
+const CONNECTIONS: usize = 64;
 /// The states of leases, and what they are called in metrics.
 const STATES: [(LeaseState, &str); 3] = [
     (LeaseState::Proposed, "proposed"),
@@ -47,10 +43,10 @@ struct Settings {
     #[arg(long, env = "POD_IP")]
     pod_ip: IpAddr,
     /// TCP port that lbaasd connects to.
-    #[arg(long, env = "THUBAN_CIDRD_PORT", default_value_t = 6084)]
+    #[arg(long, env = "THUBAN_CIDRD_PORT", default_value_t = 6086)]
     port: u16,
     /// TCP port of metrics and health probes, at the same address. 0 turns them off.
-    #[arg(long, env = "THUBAN_CIDRD_METRICS_PORT", default_value_t = 6085)]
+    #[arg(long, env = "THUBAN_CIDRD_METRICS_PORT", default_value_t = 6087)]
     metrics_port: u16,
     /// Ranges of the cluster's Services, separated by commas. IpPools may not touch them.
     #[arg(long, env = "THUBAN_SERVICE_CIDRS", value_delimiter = ',')]
@@ -63,33 +59,21 @@ struct Settings {
 #[tokio::main]
 async fn main() -> Result<()> {
     let settings = Settings::parse();
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_runtime=warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .init();
-    thuban_telemetry::abort_on_panic();
+    process::begin("info,kube_runtime=warn");
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()
     {
         bail!("a TLS provider was installed twice");
     }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        result = Box::pin(run(settings)) => result,
-        _ = terminate.recv() => Ok(()),
-        _ = interrupt.recv() => Ok(()),
-    }
+    process::until_signalled(Box::pin(run(settings))).await
 }
 
 async fn run(settings: Settings) -> Result<()> {
     if settings.metrics_port != 0 {
         let address = SocketAddr::new(settings.pod_ip, settings.metrics_port);
         let setting = "THUBAN_CIDRD_METRICS_PORT";
-        tokio::spawn(thuban_telemetry::serve(address, setting, metrics::CidrdPages));
+        tokio::spawn(thuban_telemetry::serve(address, setting, metrics::pages()));
     }
     let client = Client::try_default()
         .await
@@ -107,7 +91,7 @@ async fn run(settings: Settings) -> Result<()> {
     };
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(authority.keep());
-    let mut watches = JoinSet::new();
+    let mut watches = Watches::new();
     let directory = Arc::new(Directory {
         pools: watched(Api::all(client.clone()), &mut watches),
         vpcs: watched(Api::all(client.clone()), &mut watches),
@@ -121,33 +105,18 @@ async fn run(settings: Settings) -> Result<()> {
         filled = directory.wait_until_ready() => filled.context("reading the API server's objects")?,
         _ = watches.join_next() => bail!("a watch ended"),
     }
-    let router = router(ApiServer::new(client.clone()), directory.clone());
+    let server = Server {
+        certificate,
+        clients: Clients::Signed(bundle),
+        connections: CONNECTIONS,
+        router: router(ApiServer::new(client.clone()), directory.clone()),
+    };
     let address = SocketAddr::new(settings.pod_ip, settings.port);
     metrics::ready();
     tokio::select! {
-        () = server::serve(address, certificate, bundle, router) => bail!("the API ended"),
+        () = server.serve(address, "THUBAN_CIDRD_PORT") => bail!("the API ended"),
         () = look(client, &directory) => bail!("the look at leases ended"),
         _ = watches.join_next() => bail!("a watch ended"),
-    }
-}
-
-/// Watches a kind, and returns the store of its objects.
-fn watched<K>(api: Api<K>, watches: &mut JoinSet<()>) -> Store<K>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
-{
-    let (reader, writer) = store();
-    let events = watcher(api, watcher::Config::default()).default_backoff();
-    watches.spawn(follow(reflector(writer, events)));
-    reader
-}
-
-async fn follow<T>(events: impl Stream<Item = Result<T, watcher::Error>>) {
-    let mut events = pin!(events);
-    while let Some(event) = events.next().await {
-        if let Err(error) = event {
-            warn!(%error, "watch broke, trying again");
-        }
     }
 }
 

@@ -5,12 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::http::{Method, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use thuban_telemetry::{Answer, Pages};
+use thuban_telemetry::process::RegistryPages;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Request {
@@ -98,23 +97,11 @@ pub fn ready() {
     IS_READY.store(true, Ordering::Relaxed);
 }
 
-/// The pages of this process.
-pub struct CidrdPages;
-
-impl Pages for CidrdPages {
-    async fn answer(&self, path: &str) -> Answer {
-        match path {
-            "/metrics" => {
-                let mut text = String::new();
-                match encode(&mut text, &METRICS.registry) {
-                    Ok(()) => Answer::Text(text),
-                    Err(error) => Answer::Failed(error.to_string()),
-                }
-            }
-            "/healthz" => Answer::Text("ok\n".to_owned()),
-            "/readyz" if IS_READY.load(Ordering::Relaxed) => Answer::Text("ok\n".to_owned()),
-            "/readyz" => Answer::Unready("the API server's objects are not read yet\n".to_owned()),
-            _ => Answer::Unknown("/metrics, /healthz, /readyz\n"),
-        }
+/// Returns the pages of this process.
+pub fn pages() -> RegistryPages {
+    RegistryPages {
+        registry: &METRICS.registry,
+        is_ready: &IS_READY,
+        unready: "the API server's objects are not read yet",
     }
 }

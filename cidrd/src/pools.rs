@@ -1,6 +1,6 @@
 //! IpPools: which are accepted, who may lease from them, and how many addresses are in use.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use thiserror::Error;
 use thuban_api::cidr::{Cidr, CidrError};
 use thuban_api::ip_lease::{IpLease, LeaseState};
-use thuban_api::ip_pool::{IpPool, IpPoolStatus, PoolClass};
+use thuban_api::ip_pool::{IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_api::{Network, Vpc};
 
@@ -171,6 +171,12 @@ fn overlapping(cidr: Cidr, ranges: &[String]) -> Option<&String> {
     ranges.iter().find(overlaps)
 }
 
+/// Whether a pool admits a namespace with these labels. A selector that can't be read admits nobody.
+pub fn admits(spec: &IpPoolSpec, labels: &BTreeMap<String, String>) -> bool {
+    let selector = spec.allowed_namespaces.clone().map(Selector::try_from);
+    matches!(selector, Some(Ok(selector)) if selector.matches(labels))
+}
+
 /// Why somebody can't lease from a pool at all.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum TermsError {
@@ -203,17 +209,8 @@ impl Pools for Arc<Directory> {
             error,
         })?;
         let spec = &found.spec;
-        let selector = spec.allowed_namespaces.clone().map(Selector::try_from);
-        let labels = self
-            .namespaces
-            .get(&ObjectRef::new(namespace))
-            .map(|namespace| namespace.labels().clone());
-        // A selector that can't be read admits nobody.
-        let is_allowed = match (selector, labels) {
-            (Some(Ok(selector)), Some(labels)) => selector.matches(&labels),
-            _ => false,
-        };
-        if !is_allowed {
+        let labelled = self.namespaces.get(&ObjectRef::new(namespace));
+        if !labelled.is_some_and(|namespace| admits(spec, namespace.labels())) {
             return Err(TermsError::NotAllowed {
                 pool: pool.to_owned(),
                 namespace: namespace.to_owned(),

@@ -1,4 +1,4 @@
-//! Serves the HTTP API by TLS to clients whose certificate the CA signed.
+//! Serves an HTTP API by TLS.
 
 use std::collections::VecDeque;
 use std::net::SocketAddr;
@@ -25,8 +25,6 @@ use tracing::{debug, info, warn};
 
 /// How long a client may take to agree on TLS, and to send the head of a request.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The most connections of clients.
-const CONNECTIONS: usize = 64;
 /// The most peers that have not agreed on TLS yet.
 const HANDSHAKES: usize = 64;
 /// The pause after a port that could not be bound, or a connection that could not be accepted.
@@ -51,82 +49,105 @@ pub fn roots(bundle: &str) -> Result<RootCertStore, TlsError> {
     Ok(roots)
 }
 
-fn acceptor(certificate: Arc<ServerCertificate>, bundle: &str) -> Result<TlsAcceptor, TlsError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier =
-        WebPkiClientVerifier::builder_with_provider(Arc::new(roots(bundle)?), provider.clone()).build()?;
-    let builder = ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let config = builder
-        .with_client_cert_verifier(verifier)
-        .with_cert_resolver(certificate);
-    Ok(TlsAcceptor::from(Arc::new(config)))
+/// Who is served.
+#[derive(Clone, Debug)]
+pub enum Clients {
+    /// Clients whose certificate one of the CAs of this bundle signed.
+    Signed(watch::Receiver<String>),
+    /// Everybody: requests prove who sends them.
+    All,
 }
 
-/// Serves until the process ends. `bundle`: the CAs whose clients are served.
-pub async fn serve(
-    address: SocketAddr,
-    certificate: Arc<ServerCertificate>,
-    bundle: watch::Receiver<String>,
-    router: Router,
-) {
-    let listener = loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => break listener,
-            Err(error) => warn!(%address, %error, "the port can't be had: free it, or set THUBAN_CIDRD_PORT"),
-        }
-        sleep(PAUSE).await;
-    };
-    info!(%address, "serving leases");
-    accept(listener, certificate, bundle, router).await;
+impl Clients {
+    /// Whether [`Self::acceptor`] would make another acceptor than at its last call.
+    fn have_changed(&self) -> bool {
+        matches!(self, Self::Signed(bundle) if bundle.has_changed().unwrap_or(false))
+    }
+
+    fn acceptor(&mut self, certificate: Arc<ServerCertificate>) -> Result<TlsAcceptor, TlsError> {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let builder = ServerConfig::builder_with_provider(provider.clone());
+        let builder = builder.with_safe_default_protocol_versions()?;
+        let builder = match self {
+            Self::Signed(bundle) => {
+                let roots = Arc::new(roots(&bundle.borrow_and_update())?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider).build()?;
+                builder.with_client_cert_verifier(verifier)
+            }
+            Self::All => builder.with_no_client_auth(),
+        };
+        Ok(TlsAcceptor::from(Arc::new(
+            builder.with_cert_resolver(certificate),
+        )))
+    }
 }
 
-/// Serves on a socket. A peer that takes its time to agree on TLS keeps nobody out: one more ends the oldest.
-pub async fn accept(
-    listener: TcpListener,
-    certificate: Arc<ServerCertificate>,
-    mut bundle: watch::Receiver<String>,
-    router: Router,
-) {
-    let mut tls = None;
-    let room = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut handshakes = JoinSet::new();
-    let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
-    loop {
-        tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    if tls.is_none() || bundle.has_changed().unwrap_or(false) {
-                        match acceptor(certificate.clone(), &bundle.borrow_and_update()) {
-                            Ok(made) => tls = Some(made),
-                            Err(error) => warn!(%error, "the CAs of clients can't be used"),
+/// A server before it listens.
+pub struct Server {
+    pub certificate: Arc<ServerCertificate>,
+    pub clients: Clients,
+    /// The most connections of clients.
+    pub connections: usize,
+    pub router: Router,
+}
+
+impl Server {
+    /// Serves until the process ends. `setting`: where the port is set.
+    pub async fn serve(self, address: SocketAddr, setting: &str) {
+        let listener = loop {
+            match TcpListener::bind(address).await {
+                Ok(listener) => break listener,
+                Err(error) => warn!(%address, %error, "the port can't be had: free it, or set {setting}"),
+            }
+            sleep(PAUSE).await;
+        };
+        info!(%address, "serving the API");
+        self.accept(listener).await;
+    }
+
+    /// Serves on a socket. A peer that takes its time to agree on TLS keeps nobody out: one more ends the oldest.
+    pub async fn accept(mut self, listener: TcpListener) {
+        let mut tls = None;
+        let room = Arc::new(Semaphore::new(self.connections));
+        let mut handshakes = JoinSet::new();
+        let mut oldest: VecDeque<AbortHandle> = VecDeque::new();
+        loop {
+            tokio::select! {
+                accepted = listener.accept() => match accepted {
+                    Ok((stream, _)) => {
+                        if tls.is_none() || self.clients.have_changed() {
+                            match self.clients.acceptor(self.certificate.clone()) {
+                                Ok(made) => tls = Some(made),
+                                Err(error) => warn!(%error, "the CAs of clients can't be used"),
+                            }
+                        }
+                        oldest.retain(|handshake| !handshake.is_finished());
+                        if oldest.len() >= HANDSHAKES && let Some(handshake) = oldest.pop_front() {
+                            handshake.abort();
+                        }
+                        if let Some(tls) = &tls {
+                            oldest.push_back(handshakes.spawn(timeout(PATIENCE, tls.accept(stream))));
                         }
                     }
-                    oldest.retain(|handshake| !handshake.is_finished());
-                    if oldest.len() >= HANDSHAKES && let Some(handshake) = oldest.pop_front() {
-                        handshake.abort();
+                    Err(error) => {
+                        warn!(%error, "a connection could not be accepted");
+                        sleep(PAUSE).await;
                     }
-                    if let Some(tls) = &tls {
-                        oldest.push_back(handshakes.spawn(timeout(PATIENCE, tls.accept(stream))));
+                },
+                Some(agreed) = handshakes.join_next() => match (agreed, room.clone().try_acquire_owned()) {
+                    (Ok(Ok(Ok(stream))), Ok(place)) => {
+                        let router = self.router.clone();
+                        tokio::spawn(async move {
+                            if let Err(error) = answer(stream, router).await {
+                                debug!(%error, "a connection ended");
+                            }
+                            drop(place);
+                        });
                     }
-                }
-                Err(error) => {
-                    warn!(%error, "a connection could not be accepted");
-                    sleep(PAUSE).await;
-                }
-            },
-            Some(agreed) = handshakes.join_next() => match (agreed, room.clone().try_acquire_owned()) {
-                (Ok(Ok(Ok(stream))), Ok(place)) => {
-                    let router = router.clone();
-                    tokio::spawn(async move {
-                        if let Err(error) = answer(stream, router).await {
-                            debug!(%error, "a connection ended");
-                        }
-                        drop(place);
-                    });
-                }
-                (Ok(Ok(Ok(_))), Err(_)) => warn!("too many connections of clients"),
-                _ => debug!("a peer did not agree on TLS"),
-            },
+                    (Ok(Ok(Ok(_))), Err(_)) => warn!("too many connections of clients"),
+                    _ => debug!("a peer did not agree on TLS"),
+                },
+            }
         }
     }
 }

@@ -7,7 +7,7 @@ use cidrd::TLS_NAME;
 use cidrd::client::{Client, ClientError};
 use cidrd::http::{Released, Wanted, router};
 use cidrd::lease::Family;
-use cidrd::server::accept;
+use cidrd::server::{Clients, Server};
 use rustls::sign::CertifiedKey;
 use thuban_authority::{Ca, ServerCertificate};
 use tokio::net::{TcpListener, TcpStream};
@@ -35,7 +35,13 @@ async fn start(ca: &Ca) -> Cidrd {
     let certificate = Arc::new(ServerCertificate::new(ca.sign(TLS_NAME).unwrap()));
     let (bundle, published) = watch::channel(ca.certificate.clone());
     let router = router(World::calm(), OnePool);
-    tokio::spawn(accept(listener, certificate.clone(), published, router));
+    let server = Server {
+        certificate: certificate.clone(),
+        clients: Clients::Signed(published),
+        connections: 64,
+        router,
+    };
+    tokio::spawn(server.accept(listener));
     Cidrd {
         address,
         certificate,

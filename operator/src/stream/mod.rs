@@ -1,7 +1,6 @@
 //! The server that droplets dial: TLS, proof of the node, one stream for each droplet.
 
 pub mod door;
-pub mod identity;
 pub mod server;
 pub mod tls;
 

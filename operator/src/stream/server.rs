@@ -11,10 +11,11 @@ use kube::Client;
 use thiserror::Error;
 use thuban_api::identifiers::Vni;
 use thuban_authority::ServerCertificate;
-use thuban_proto::PROTOCOL_VERSION;
+use thuban_authority::identity::{self, Account, Identity, IdentityError};
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
 use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage};
+use thuban_proto::{OPERATOR_TOKEN_AUDIENCE, PROTOCOL_VERSION};
 use thuban_rows::{BASELINE, Kind, Kinds};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
@@ -25,12 +26,16 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::door::{Caller, Door, Serving};
-use super::identity::{self, Identity, IdentityError};
 use super::tls::secured;
 use crate::hub::Hub;
 use crate::metrics;
 use crate::model::rows::{self, Key};
 
+/// Who may dial.
+const TRANSITD: Account = Account {
+    user: "system:serviceaccount:thuban-system:transitd",
+    audience: OPERATOR_TOKEN_AUDIENCE,
+};
 /// How long a stream may take to say Hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a peer may be silent before it is asked, and how long it then has to answer.
@@ -206,7 +211,7 @@ impl TransitService {
             .map(|time| time.as_secs())
             .unwrap_or_default();
         // Any caller may send any number of these.
-        identity::check_claims(token, now).map_err(|error| {
+        identity::check_claims(TRANSITD, token, now).map_err(|error| {
             metrics::refuses("claims");
             debug!(error = %error, "a stream was refused");
             status(&error)
@@ -216,7 +221,7 @@ impl TransitService {
             .await
             .ok_or(IdentityError::Busy)
             .map_err(|error| status(&error))?;
-        identity::review(self.client.clone(), token, now)
+        identity::review(self.client.clone(), TRANSITD, token, now)
             .await
             .map_err(|error| {
                 metrics::refuses("token");
@@ -235,10 +240,12 @@ fn seen_by_many(mut epochs: Vec<u64>, droplets: usize) -> Option<u64> {
 fn status(error: &IdentityError) -> Status {
     match error {
         IdentityError::Review(_) | IdentityError::Busy => Status::unavailable(error.to_string()),
-        IdentityError::NoToken | IdentityError::NotAuthenticated | IdentityError::Expired => {
+        IdentityError::NoToken | IdentityError::NotAuthenticated(_) | IdentityError::Expired => {
             Status::unauthenticated(error.to_string())
         }
-        IdentityError::WrongUser(_) | IdentityError::NotBound => Status::permission_denied(error.to_string()),
+        IdentityError::WrongUser(..) | IdentityError::NotBound => {
+            Status::permission_denied(error.to_string())
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Finds out which node dials: by its ServiceAccount token, which the API server reviews.
+//! Finds out which node asks: by the ServiceAccount token of its pod, which the API server reviews.
 
 use std::time::Duration;
 
@@ -9,10 +9,16 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::Value;
 use thiserror::Error;
-use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
 
-/// The one ServiceAccount whose pods may dial.
-const USER: &str = "system:serviceaccount:thuban-system:transitd";
+/// Whose tokens are let in.
+#[derive(Clone, Copy, Debug)]
+pub struct Account {
+    /// The user of the one ServiceAccount whose pods may ask.
+    pub user: &'static str,
+    /// The audience that the tokens are for.
+    pub audience: &'static str,
+}
+
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 
@@ -22,15 +28,15 @@ pub enum IdentityError {
     NoToken,
     #[error("the API server could not review the token: {0}")]
     Review(#[source] kube::Error),
-    #[error("the token is not valid for audience {OPERATOR_TOKEN_AUDIENCE}")]
-    NotAuthenticated,
-    #[error("the token is of {0}, not of {USER}")]
-    WrongUser(String),
+    #[error("the token is not valid for audience {0}")]
+    NotAuthenticated(&'static str),
+    #[error("the token is of {0}, not of {1}")]
+    WrongUser(String, &'static str),
     #[error("the token is not bound to a pod on a node")]
     NotBound,
     #[error("the token has expired or states no expiry")]
     Expired,
-    #[error("the operator has more to do than it can: dial again")]
+    #[error("too many ask at once: ask again")]
     Busy,
 }
 
@@ -38,15 +44,20 @@ pub enum IdentityError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     pub node: String,
-    /// How long the token is valid; the stream ends then.
+    /// How long the token is valid.
     pub valid_for: Duration,
 }
 
 /// Asks the API server which node has the token. `now`: seconds since the epoch, for the token's expiry.
-pub async fn review(client: Client, token: &str, now: u64) -> Result<Identity, IdentityError> {
+pub async fn review(
+    client: Client,
+    account: Account,
+    token: &str,
+    now: u64,
+) -> Result<Identity, IdentityError> {
     let spec = TokenReviewSpec {
         token: token.to_owned(),
-        audiences: Some(vec![OPERATOR_TOKEN_AUDIENCE.to_owned()]),
+        audiences: Some(vec![account.audience.to_owned()]),
     };
     let review = TokenReview {
         spec,
@@ -57,21 +68,22 @@ pub async fn review(client: Client, token: &str, now: u64) -> Result<Identity, I
         .create(&PostParams::default(), &review)
         .await
         .map_err(IdentityError::Review)?;
-    judge(&answer.status.unwrap_or_default(), expiry(token), now)
+    judge(account, &answer.status.unwrap_or_default(), expiry(token), now)
 }
 
 /// Checks the token's own claims before the API server is asked whether they are true: a token that is refused here
 /// costs the API server nothing.
-pub fn check_claims(token: &str, now: u64) -> Result<(), IdentityError> {
-    let claims = claims(token).ok_or(IdentityError::NotAuthenticated)?;
+pub fn check_claims(account: Account, token: &str, now: u64) -> Result<(), IdentityError> {
+    let stranger = || IdentityError::NotAuthenticated(account.audience);
+    let claims = claims(token).ok_or_else(stranger)?;
     let audience = &claims["aud"];
     let mut audiences = audience.as_array().into_iter().flatten().chain([audience]);
-    if !audiences.any(|audience| audience == OPERATOR_TOKEN_AUDIENCE) {
-        return Err(IdentityError::NotAuthenticated);
+    if !audiences.any(|audience| audience == account.audience) {
+        return Err(stranger());
     }
     let user = claims["sub"].as_str().unwrap_or_default();
-    if user != USER {
-        return Err(IdentityError::WrongUser(user.to_owned()));
+    if user != account.user {
+        return Err(IdentityError::WrongUser(user.to_owned(), account.user));
     }
     let is_there = |path: &str| {
         let value = claims.pointer(path).and_then(Value::as_str);
@@ -87,18 +99,24 @@ pub fn check_claims(token: &str, now: u64) -> Result<(), IdentityError> {
         .ok_or(IdentityError::Expired)
 }
 
-fn judge(status: &TokenReviewStatus, expiry: Option<u64>, now: u64) -> Result<Identity, IdentityError> {
+fn judge(
+    account: Account,
+    status: &TokenReviewStatus,
+    expiry: Option<u64>,
+    now: u64,
+) -> Result<Identity, IdentityError> {
     let has_audience = status
         .audiences
         .iter()
         .flatten()
-        .any(|audience| audience == OPERATOR_TOKEN_AUDIENCE);
+        .any(|audience| audience == account.audience);
     if status.authenticated != Some(true) || !has_audience {
-        return Err(IdentityError::NotAuthenticated);
+        return Err(IdentityError::NotAuthenticated(account.audience));
     }
     let user = status.user.clone().unwrap_or_default();
-    if user.username.as_deref() != Some(USER) {
-        return Err(IdentityError::WrongUser(user.username.unwrap_or_default()));
+    if user.username.as_deref() != Some(account.user) {
+        let username = user.username.unwrap_or_default();
+        return Err(IdentityError::WrongUser(username, account.user));
     }
     let extra = user.extra.unwrap_or_default();
     let one = |key: &str| match extra.get(key).map(Vec::as_slice) {
@@ -131,7 +149,12 @@ mod tests {
     use k8s_openapi::api::authentication::v1::TokenReviewStatus;
     use serde_json::json;
 
-    use super::{IdentityError, expiry, judge};
+    use super::{Account, IdentityError, expiry, judge};
+
+    const ACCOUNT: Account = Account {
+        user: "system:serviceaccount:thuban-system:transitd",
+        audience: "thuban-operator",
+    };
 
     fn status(user: &str, audience: &str, extra: &serde_json::Value) -> TokenReviewStatus {
         serde_json::from_value(json!({
@@ -147,18 +170,18 @@ mod tests {
         let pod = "authentication.kubernetes.io/pod-uid";
         let full = json!({node: ["n1"], pod: ["u"]});
         let judge = |user: &str, audience: &str, extra: &serde_json::Value, expiry| {
-            judge(&status(user, audience, extra), expiry, 100)
+            judge(ACCOUNT, &status(user, audience, extra), expiry, 100)
         };
         let identity = judge(user, "thuban-operator", &full, Some(160)).unwrap();
         assert_eq!((identity.node.as_str(), identity.valid_for.as_secs()), ("n1", 60));
         assert!(matches!(
             judge(user, "api", &full, Some(160)),
-            Err(IdentityError::NotAuthenticated)
+            Err(IdentityError::NotAuthenticated(_))
         ));
         let other = "system:serviceaccount:red:default";
         assert!(matches!(
             judge(other, "thuban-operator", &full, Some(160)),
-            Err(IdentityError::WrongUser(_))
+            Err(IdentityError::WrongUser(..))
         ));
         let node_only = json!({node: ["n1"]});
         assert!(matches!(
@@ -175,8 +198,8 @@ mod tests {
         ));
         let nobody = TokenReviewStatus::default();
         assert!(matches!(
-            super::judge(&nobody, Some(160), 100),
-            Err(IdentityError::NotAuthenticated)
+            super::judge(ACCOUNT, &nobody, Some(160), 100),
+            Err(IdentityError::NotAuthenticated(_))
         ));
     }
 
@@ -188,7 +211,7 @@ mod tests {
         let check = |field: &str, value: serde_json::Value| {
             let mut claims = right.clone();
             claims[field] = value;
-            super::check_claims(&token(&claims), 100)
+            super::check_claims(ACCOUNT, &token(&claims), 100)
         };
         check("iss", json!("https://kubernetes")).unwrap();
         check("aud", json!("thuban-operator")).unwrap();
@@ -200,11 +223,11 @@ mod tests {
         ] {
             assert!(matches!(
                 check("aud", audience),
-                Err(IdentityError::NotAuthenticated)
+                Err(IdentityError::NotAuthenticated(_))
             ));
         }
         let other = check("sub", json!("system:serviceaccount:red:default"));
-        assert!(matches!(other, Err(IdentityError::WrongUser(_))));
+        assert!(matches!(other, Err(IdentityError::WrongUser(..))));
         for bound in [
             json!({"node": {"name": "n1"}}),
             json!({"pod": {"uid": "u"}}),
@@ -219,8 +242,11 @@ mod tests {
             assert!(matches!(check("exp", expiry), Err(IdentityError::Expired)));
         }
         for text in ["", "a.b.c", "..", "nonsense"] {
-            let refused = super::check_claims(text, 100);
-            assert!(matches!(refused, Err(IdentityError::NotAuthenticated)), "{text}");
+            let refused = super::check_claims(ACCOUNT, text, 100);
+            assert!(
+                matches!(refused, Err(IdentityError::NotAuthenticated(_))),
+                "{text}"
+            );
         }
     }
 

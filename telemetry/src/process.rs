@@ -1,0 +1,58 @@
+//! What small processes have in common: their log, their end by a signal, and the pages of one registry.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use prometheus_client::encoding::text::encode;
+use prometheus_client::registry::Registry;
+use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+use crate::{Answer, Pages, abort_on_panic};
+
+/// Begins the log, with the levels that `RUST_LOG` or else `levels` says. From now on a panic ends the process.
+pub fn begin(levels: &str) {
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(levels));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_ansi(false)
+        .init();
+    abort_on_panic();
+}
+
+/// Does the work until it ends, or SIGTERM or SIGINT comes. As PID 1 a process gets no default handlers.
+pub async fn until_signalled<E: From<io::Error>>(work: impl Future<Output = Result<(), E>>) -> Result<(), E> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        result = work => result,
+        _ = terminate.recv() => Ok(()),
+        _ = interrupt.recv() => Ok(()),
+    }
+}
+
+/// `/metrics` of a registry, and probes.
+pub struct RegistryPages {
+    pub registry: &'static Registry,
+    pub is_ready: &'static AtomicBool,
+    /// What `/readyz` says before.
+    pub unready: &'static str,
+}
+
+impl Pages for RegistryPages {
+    async fn answer(&self, path: &str) -> Answer {
+        match path {
+            "/metrics" => {
+                let mut text = String::new();
+                match encode(&mut text, self.registry) {
+                    Ok(()) => Answer::Text(text),
+                    Err(error) => Answer::Failed(error.to_string()),
+                }
+            }
+            "/healthz" => Answer::Text("ok\n".to_owned()),
+            "/readyz" if self.is_ready.load(Ordering::Relaxed) => Answer::Text("ok\n".to_owned()),
+            "/readyz" => Answer::Unready(format!("{}\n", self.unready)),
+            _ => Answer::Unknown("/metrics, /healthz, /readyz\n"),
+        }
+    }
+}
