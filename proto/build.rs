@@ -6,7 +6,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .codec_path("crate::codec::SmallBuffers")
         .btree_map(".")
         .compile_protos(
-            &["proto/cni.proto", "proto/inspect.proto", "proto/transit.proto"],
+            &[
+                "proto/cni.proto",
+                "proto/gobgp.proto",
+                "proto/inspect.proto",
+                "proto/transit.proto",
+            ],
             &["proto"],
         )?;
     Ok(())

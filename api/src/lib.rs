@@ -6,6 +6,7 @@
 #![allow(clippy::duplicated_attributes)]
 
 pub mod bandwidth;
+pub mod bgp_peer;
 pub mod bouncer;
 pub mod cidr;
 pub mod claim;
@@ -23,9 +24,12 @@ pub mod network;
 pub mod phase;
 pub mod policy_state;
 pub mod refused_ranges;
+pub mod routes;
+pub mod vip;
 pub mod vpc;
 
 pub use bandwidth::{BitRate, BitRateError, NetworkBandwidth, VpcBandwidth};
+pub use bgp_peer::{BgpPeer, BgpPeerSpec};
 pub use bouncer::{Bouncer, BouncerSpec, RoleStatus};
 pub use claim::{IpClaim, IpClaimSpec, IpClaimStatus, VniClaim, VniClaimSpec, VniClaimStatus};
 pub use cluster_network_policy::{ClusterNetworkPolicy, ClusterNetworkPolicySpec};
@@ -41,6 +45,7 @@ pub use phase::Phase;
 pub use policy_state::{
     Denied, DeniedPeer, PacketDirection, PolicyState, PolicyStateSpec, PolicyStateStatus,
 };
+pub use vip::{Announcer, IpFamily, Vip, VipSpec, VipStatus};
 pub use vpc::{DeniedTraffic, DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -85,9 +90,9 @@ pub const ADDRESS_ANNOTATION: &str = "thuban.dev/address";
 /// Annotation with the PEM bundle that verifies the server.
 pub const CA_BUNDLE_ANNOTATION: &str = "thuban.dev/ca-bundle";
 
-/// Returns the CRDs of addresses for load balancers.
+/// Returns the CRDs of load balancers.
 pub fn load_balancer_crds() -> Vec<CustomResourceDefinition> {
-    vec![IpPool::crd(), IpLease::crd()]
+    vec![IpPool::crd(), IpLease::crd(), Vip::crd(), BgpPeer::crd()]
 }
 
 /// Returns all CRDs, in the order of installation.

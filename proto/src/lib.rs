@@ -1,7 +1,8 @@
 //! gRPC contracts of Thuban, generated at build.
 //!
 //! `cni`: the CNI plugin calls transitd over a Unix socket on the same node.
-//! `inspect`: verbs of transitd ask the daemon over the same socket.
+//! `gobgp`: the speaker configures gobgpd over a Unix socket in their pod. The contract is that of gobgpd.
+//! `inspect`: verbs of transitd and the speaker ask the daemon over the same socket.
 //! `transit`: transitd dials the operator and holds one stream.
 //! Invariant: both sides of a contract are built from the same `.proto`; field numbers are never reused.
 
@@ -11,6 +12,12 @@ pub mod codec;
 #[allow(clippy::pedantic)]
 pub mod cni {
     tonic::include_proto!("thuban.cni.v1");
+}
+
+/// The part of gobgpd's interface that the speaker uses.
+#[allow(clippy::pedantic)]
+pub mod gobgp {
+    tonic::include_proto!("api");
 }
 
 /// The contract between transitd's verbs and the daemon.

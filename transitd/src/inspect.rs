@@ -2,6 +2,7 @@
 //! CNI service, where only root may.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,9 @@ use thuban_api::identifiers::Vni;
 use thuban_proto::inspect::denier_reply::Denier as Told;
 use thuban_proto::inspect::inspect_client::InspectClient;
 use thuban_proto::inspect::inspect_server::{Inspect, InspectServer};
-use thuban_proto::inspect::{DenierReply, DenierRequest, DenyingRule, NoRule, Unjudged};
+use thuban_proto::inspect::{
+    DenierReply, DenierRequest, DenyingRule, NoRule, ServedReply, ServedRequest, Unjudged,
+};
 use thuban_rows::PolicyId;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
@@ -46,6 +49,19 @@ impl Inspect for Service {
         let rank = u16::try_from(request.rank).map_err(|_| invalid("rank"))?;
         let denier = self.node.state().policies.denier(vni, set, rank);
         Ok(Response::new(tell(denier)))
+    }
+
+    async fn served(&self, _: Request<ServedRequest>) -> Result<Response<ServedReply>, Status> {
+        let bytes = |address: &IpAddr| match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        };
+        // The kernel may have rules that an earlier process wrote.
+        let state = self.node.state();
+        let outside = state.rules.outside.as_ref();
+        let outside = outside.ok_or_else(|| Status::unavailable("the operator has not been heard yet"))?;
+        let addresses = outside.iter().map(bytes).collect();
+        Ok(Response::new(ServedReply { addresses }))
     }
 }
 

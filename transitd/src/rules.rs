@@ -11,6 +11,7 @@ use thuban_common::host_stack::{NFT_LIMITS_TABLE, NFT_OVERLAY_TABLE, NFT_POLICY_
 use thuban_proto::transit as proto;
 use tracing::warn;
 
+use crate::netfilter::ruleset::Ruleset;
 use crate::netfilter::{self, Netfilter, NetfilterError};
 use crate::node::Node;
 
@@ -92,7 +93,8 @@ impl Node {
         }
         let heard = wanted.heard;
         let until = self.lease_until(heard);
-        let mut written = netfilter.set(wanted.text, until);
+        let Ruleset { text, mut outside } = wanted.rules;
+        let mut written = netfilter.set(text, until);
         if let Err(error) = &written
             && !wanted.awaited.is_empty()
         {
@@ -101,7 +103,8 @@ impl Node {
                 state.refuse(&wanted.awaited, error);
                 state.wanted_rules()
             };
-            written = netfilter.set(others.text, until);
+            written = netfilter.set(others.rules.text, until);
+            outside = others.rules.outside;
             if written.is_ok() {
                 self.state().admit(&others.awaited);
             }
@@ -115,6 +118,7 @@ impl Node {
         let mut state = self.state();
         state.rules.are_written = is_protected && is_written;
         if is_written {
+            state.rules.outside = Some(outside);
             state.rules.enforce(wanted.changes);
             state.heard = state.heard.max(heard);
         }

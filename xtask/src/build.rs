@@ -41,7 +41,7 @@ impl Profile {
     }
 
     /// Folder of cargo's binaries.
-    fn binaries(self) -> Result<PathBuf> {
+    pub fn binaries(self) -> Result<PathBuf> {
         Ok(target()?.join(match self {
             Self::Release => "release",
             Self::Test => "debug",
@@ -118,11 +118,16 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Builds the binaries of the images. `more` names the only ones to build, and further arguments of cargo.
 fn release(more: &[&str]) -> Result<()> {
+    release_of(&PACKAGES, more)
+}
+
+/// Builds the binaries of these packages, as users run them. `more`: further arguments of cargo.
+pub fn release_of(packages: &[&str], more: &[&str]) -> Result<()> {
     run_command(
         cargo()
             .current_dir(root())
             .args(["build", "--release"])
-            .args(PACKAGES.iter().flat_map(|package| ["-p", package]))
+            .args(packages.iter().flat_map(|package| ["-p", package]))
             .args(more),
     )
 }
@@ -279,7 +284,8 @@ fn limited(plugin: PathBuf) -> Result<PathBuf> {
 }
 
 /// Makes a copy without debug information, or without any symbols.
-fn stripped(source: &Path, copy: &Path, how: &str) -> Result<PathBuf> {
+/// Returns a copy of a binary without symbols, `how` many.
+pub fn stripped(source: &Path, copy: &Path, how: &str) -> Result<PathBuf> {
     if !is_newer(copy, source) {
         run_command(Command::new("strip").arg(how).arg("-o").arg(copy).arg(source))?;
     }

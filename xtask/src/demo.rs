@@ -3,6 +3,7 @@
 //!
 //! It can be repeated: whatever exists already is kept. The cluster stays up.
 
+pub mod load_balancer;
 mod matrix;
 mod pods;
 mod ways;

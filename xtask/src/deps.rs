@@ -19,7 +19,7 @@ pub struct Package {
     sign: &'static str,
 }
 
-const PACKAGES: [Package; 18] = [
+const PACKAGES: [Package; 19] = [
     Package {
         name: "binutils",
         sign: "strip",
@@ -39,6 +39,11 @@ const PACKAGES: [Package; 18] = [
     Package {
         name: "ethtool",
         sign: "ethtool",
+    },
+    // A router for load balancers.
+    Package {
+        name: "frr",
+        sign: "/usr/lib/frr/bgpd",
     },
     Package {
         name: "gcc",

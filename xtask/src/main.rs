@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use thuban_cluster::Cluster;
 
 mod bench;
 mod bench_cluster;
@@ -25,6 +26,7 @@ mod images;
 mod install;
 mod kube;
 mod links;
+mod load_balancers;
 mod progress;
 mod removal;
 mod soak;
@@ -86,12 +88,19 @@ enum Command {
     /// Run Kubernetes' conformance tests of the network, without kube-proxy. Needs root
     Conformance(conformance::Arguments),
     /// Start a cluster with Thuban and three tenants, and show who reaches whom. Needs root
-    Demo,
+    Demo {
+        /// lb: a load balancer instead of the tenants' matrix
+        #[arg(value_parser = ["lb"])]
+        what: Option<String>,
+    },
     /// Apply the manifests of install/ to a local cluster
     Install {
         /// Name of the cluster: demo, test, or another short name
         #[arg(long, default_value = "demo")]
         name: String,
+        /// Install what load balancers need, on a cluster that has Thuban
+        #[arg(long)]
+        load_balancers: bool,
     },
     /// Remove Thuban from a local cluster
     Uninstall {
@@ -144,8 +153,13 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Soak { only } => return soak::run(only.as_deref()),
         Command::Bench { benchmark } => return bench::run(&benchmark),
         Command::Conformance(arguments) => return conformance::run(&arguments),
-        Command::Demo => demo::run()?,
-        Command::Install { name } => install::run(&name)?,
+        Command::Demo { what: Some(_) } => demo::load_balancer::run()?,
+        Command::Demo { what: None } => demo::run()?,
+        Command::Install {
+            name,
+            load_balancers: true,
+        } => load_balancers::install(&Cluster::named(&name)?)?,
+        Command::Install { name, .. } => install::run(&name)?,
         Command::Uninstall { name } => uninstall::run(&name)?,
         Command::Cluster { name, action } => return cluster::run(&name, action),
         Command::Deps => deps::ensure()?,

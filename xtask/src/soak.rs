@@ -14,7 +14,7 @@ use crate::{
 struct Soak {
     name: &'static str,
     package: &'static str,
-    /// Its test binary.
+    /// Its test binary; empty: the library.
     target: &'static str,
     /// The beginning of the names of its tests.
     tests: &'static str,
@@ -23,7 +23,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 10] = [
+const SOAKS: [Soak; 11] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -45,6 +45,14 @@ const SOAKS: [Soak; 10] = [
         package: "cidrd",
         target: "leases",
         tests: "an_address_has",
+        variable: "THUBAN_SCHEDULES",
+        count: "10000",
+    },
+    Soak {
+        name: "announcers",
+        package: "lbaasd",
+        target: "",
+        tests: "routes::simulation",
         variable: "THUBAN_SCHEDULES",
         count: "10000",
     },
@@ -138,9 +146,15 @@ pub fn run(only: Option<&str>) -> Result<ExitCode> {
         println!("\n==> soak: {}", soak.name);
         let start = Instant::now();
         let count = std::env::var(soak.variable).unwrap_or_else(|_| soak.count.to_owned());
+        let target: &[&str] = match soak.target {
+            "" => &["--lib"],
+            target => &["--test", target],
+        };
         let status = cargo()
             .current_dir(root())
-            .args(["test", "-p", soak.package, "--test", soak.target, soak.tests])
+            .args(["test", "-p", soak.package])
+            .args(target)
+            .arg(soak.tests)
             .args(["--", "--nocapture", "--test-threads=1"])
             .env(soak.variable, &count)
             // The simulator alone writes it: a new `operator/tests/simulator/chosen.txt`.

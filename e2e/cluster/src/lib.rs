@@ -18,6 +18,7 @@ mod network;
 mod node;
 mod pki;
 pub mod relay;
+pub mod router;
 mod tasks;
 mod uplink;
 pub mod wait;

@@ -165,7 +165,7 @@ impl Netfilter {
         if there.contains(NFT_TABLE) {
             return Ok(());
         }
-        self.set(ruleset(std::iter::empty(), &Host::default(), self.own), 0)
+        self.set(ruleset(std::iter::empty(), &Host::default(), self.own).text, 0)
     }
 
     /// Sets whether the overlay's port is this node's alone, from the next [`Self::protect_port`] on.

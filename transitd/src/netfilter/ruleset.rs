@@ -161,21 +161,33 @@ pub(super) fn family(address: IpAddr) -> &'static str {
     if address.is_ipv4() { "ip" } else { "ip6" }
 }
 
-/// Returns the whole text, with the services that the node serves; two services with one address count as one.
+/// The table `inet thuban`.
+#[derive(Debug)]
+pub struct Ruleset {
+    pub text: String,
+    /// The addresses outside of the cluster of which it leads ports to backends.
+    pub outside: BTreeSet<IpAddr>,
+}
+
+/// Returns the whole table, with the services that the node serves; two services with one address count as one.
 pub fn ruleset<'a>(
     services: impl Iterator<Item = &'a NodeService>,
     host: &Host,
     own: OwnAddresses,
-) -> String {
+) -> Ruleset {
     let mut values = Values::default();
     constants(&mut values);
-    Served::new(services, host).fill(&mut values);
+    let served = Served::new(services, host);
+    served.fill(&mut values);
     values.one("UNDERLAY", own.underlay);
     dns(own.dns, &mut values);
     let ports = own.pod_ports.map(|(first, last)| format!("{first}-{last}"));
     values.each("pod_ports", ports);
     host.fill(&mut values);
-    values.fill(TEMPLATE)
+    Ruleset {
+        text: values.fill(TEMPLATE),
+        outside: served.outside(),
+    }
 }
 
 /// Fills in the matches for packets to the cluster's DNS, the way to its view, and what tells that nobody listens
@@ -324,7 +336,8 @@ mod tests {
             [&two, &two, &service("10.96.0.9", &[])].into_iter(),
             &Host::default(),
             own(None),
-        );
+        )
+        .text;
         assert!(text.contains("elements = { 10.96.0.1, 10.96.0.9 }"), "{text}");
         assert!(
             text.contains("elements = { 10.96.0.1 . 6 . 443 : goto port-0 }"),
@@ -344,7 +357,8 @@ mod tests {
             [&service("fd00:96::1", &[("fd00:1::1", 6443)])].into_iter(),
             &Host::default(),
             own(None),
-        );
+        )
+        .text;
         assert!(
             text.contains("set addresses6 {\n    type ipv6_addr\n    elements = { fd00:96::1 }"),
             "{text}"
@@ -385,11 +399,13 @@ mod tests {
             vni: Vni::new(1),
             ..Host::default()
         };
-        let text = ruleset(
+        let made = ruleset(
             std::iter::empty(),
             &host,
             own(Some("10.96.0.10,fd00:96::a".parse().unwrap())),
         );
+        assert_eq!(made.outside, ["192.0.2.1".parse().unwrap()].into());
+        let text = made.text;
         for part in [
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
@@ -413,7 +429,7 @@ mod tests {
     #[test]
     fn every_placeholder_is_filled_in() {
         let service = service("10.96.0.1", &[("172.31.0.1", 6443)]);
-        let text = ruleset([&service].into_iter(), &Host::default(), own(None));
+        let text = ruleset([&service].into_iter(), &Host::default(), own(None)).text;
         assert!(!text.contains("{{") && !text.contains("}}"), "{text}");
     }
 }

@@ -1,7 +1,7 @@
 //! The services that the node translates: maps from an address and a port to a chain, and a chain for each set of
 //! backends.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
 use thuban_api::identifiers::Vni;
@@ -246,6 +246,14 @@ impl Served {
                 self.outside.insert((*outside, protocol, port.port), chain);
             }
         }
+    }
+
+    /// Returns the addresses outside of the cluster of which a port leads to backends.
+    pub fn outside(&self) -> BTreeSet<IpAddr> {
+        let leads = |chain: &PortChain| !matches!(&chain.goes, Goes::To(backends) if backends.is_empty());
+        let ports = self.outside.iter();
+        let led = ports.filter(|(_, chain)| self.chains.get(**chain).is_some_and(leads));
+        led.map(|((address, _, _), _)| *address).collect()
     }
 
     /// Fills in the elements of sets and maps, and the chains that they lead to.

@@ -16,7 +16,7 @@ use crate::netfilter::NetfilterError;
 use crate::netfilter::host::Host;
 use crate::netfilter::limits::PodVpcs;
 use crate::netfilter::policy::Admission;
-use crate::netfilter::ruleset::ruleset;
+use crate::netfilter::ruleset::{Ruleset, ruleset};
 use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
 
@@ -33,6 +33,9 @@ pub struct Rules {
     in_force: u64,
     /// Whether the kernel has the rules that were last asked for, as far as is known.
     pub are_written: bool,
+    /// The addresses outside of the cluster of which the rules that were last written lead ports to backends. `None`:
+    /// this process has written none yet.
+    pub outside: Option<BTreeSet<IpAddr>>,
     /// Nacks of rows that waited. The operator has not been told yet.
     nacks: Vec<proto::Nack>,
     /// When the program came, by this boot's clock.
@@ -64,12 +67,12 @@ impl Coming {
 /// version.
 #[derive(Debug)]
 pub struct Wanted {
-    pub text: String,
+    pub rules: Ruleset,
     /// The program's changes with which all of it is in force.
     pub changes: u64,
     /// What table `inet thuban-policy` is to have.
     pub admission: Admission,
-    /// When the operator was heard with the program that the text is made of.
+    /// When the operator was heard with the program that the rules are made of.
     pub heard: Option<u64>,
     pub awaited: Vec<(RowKey, (u64, u64))>,
 }
@@ -135,7 +138,7 @@ impl Rules {
 }
 
 impl State {
-    /// Returns the text that table `inet thuban` is to have now. Changes that come later are due again.
+    /// Returns what table `inet thuban` is to have now. Changes that come later are due again.
     pub fn wanted_rules(&mut self) -> Wanted {
         self.rules.made = self.rules.changes;
         let coming = &self.rules.coming;
@@ -145,7 +148,7 @@ impl State {
         let services = coming.values().map(|row| &row.service).chain(staying);
         let host = Host::of(&self.program, self.own.underlay);
         Wanted {
-            text: ruleset(services, &host, self.own),
+            rules: ruleset(services, &host, self.own),
             admission: self.admission(),
             changes: self.rules.made,
             heard: self.rules.said.max(self.heard),

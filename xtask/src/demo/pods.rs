@@ -66,6 +66,22 @@ impl Wanted {
     }
 }
 
+/// Returns the name that answers `GET /hostname`.
+pub fn ask(server: SocketAddr, patience: Duration) -> Result<String> {
+    let mut stream = TcpStream::connect_timeout(&server, patience)?;
+    stream.set_read_timeout(Some(patience))?;
+    stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let Some((head, body)) = answer.split_once("\r\n\r\n") else {
+        bail!("not HTTP: {answer}")
+    };
+    if !head.contains(" 200 ") {
+        bail!("{head}");
+    }
+    Ok(body.trim().to_owned())
+}
+
 /// Makes the pods that are not there yet.
 pub fn apply(cluster: &Cluster, wanted: &[Wanted]) -> Result<()> {
     let manifests = wanted.iter().map(Wanted::manifest).collect::<Result<Vec<_>>>()?;
@@ -137,20 +153,7 @@ impl Pod {
 
     /// Returns the name that answers `GET /hostname` at `address`.
     pub fn ask_tcp(&self, address: Ipv4Addr, patience: Duration) -> Result<String> {
-        self.inside(move || {
-            let mut stream = TcpStream::connect_timeout(&SocketAddr::from((address, PORT)), patience)?;
-            stream.set_read_timeout(Some(patience))?;
-            stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer)?;
-            let Some((head, body)) = answer.split_once("\r\n\r\n") else {
-                bail!("not HTTP: {answer}")
-            };
-            if !head.contains(" 200 ") {
-                bail!("{head}");
-            }
-            Ok(body.trim().to_owned())
-        })
+        self.inside(move || ask(SocketAddr::from((address, PORT)), patience))
     }
 
     /// Returns the name that answers one UDP datagram at `address`.

@@ -32,7 +32,7 @@ use self::{
 };
 use crate::{
     build::{self, Profile, step},
-    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, removal,
+    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, removal,
 };
 
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
@@ -254,6 +254,7 @@ fn run_e2e(binary: &Binary, others: Others, times: &mut Times) -> Result<Sum> {
 fn prepare() -> Result<()> {
     step("kube binaries", kube::binaries)?;
     step("CoreDNS", || dns::archive(Profile::Test))?;
+    step("gobgpd", load_balancers::ensure_gobgpd)?;
     step("containerd 2", cluster::ensure_containerd)?;
     step("cnitool and others", cni_tools::ensure)
 }
@@ -265,7 +266,8 @@ fn run_share(binary: &Binary, share: &Share) -> (Sum, Times) {
         .and_then(|()| cluster::up(name))
         .and_then(|()| cni_tools::portmap_on_nodes(&Cluster::named(name)?))
         .and_then(|()| install::run(name))
-        .and_then(|()| dns::import(&Cluster::named(name)?));
+        .and_then(|()| dns::import(&Cluster::named(name)?))
+        .and_then(|()| load_balancers::import(&Cluster::named(name)?));
     let is_prepared = prepared.is_ok();
     println!(
         "cluster {name}: up with Thuban after {:.1} s",

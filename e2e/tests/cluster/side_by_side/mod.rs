@@ -9,7 +9,7 @@ mod egress;
 mod endpoint_moves;
 mod hosts;
 mod isolation;
-mod leases;
+mod load_balancers;
 mod membership;
 mod metrics;
 mod network_policies;

@@ -18,15 +18,14 @@ use thuban_authority::Ca;
 use thuban_cluster::Cluster;
 use thuban_e2e::bench::process::end_with_owner;
 
+use super::{Installed, NAMESPACE, Parts, SECRETS, pool};
 use crate::actor::Actor;
 use crate::operator_stream::runtime;
-use crate::support::{apply, binary, condition, delete, get};
+use crate::support::{apply, binary, condition, get};
 use crate::tenants::tenants;
 
 const LOOPBACK: Ipv4Addr = Ipv4Addr::LOCALHOST;
-const SECRET: [&str; 4] = ["secret", "-n", "thuban-system", "thuban-cidrd-ca"];
 const POOL: &str = "leases-public";
-const NAMESPACE: &str = "default";
 
 /// A cidrd as a process of the test. Killed when this is dropped.
 struct Cidrd {
@@ -55,7 +54,7 @@ impl Cidrd {
     fn client(&self, cluster: &Cluster) -> Result<Client> {
         let mut made = None;
         cluster.wait_for("cidrd's answer", Duration::from_secs(30), || {
-            let Ok(secret) = get(cluster, &SECRET) else {
+            let Ok(secret) = get(cluster, &SECRETS[0]) else {
                 return Ok(false);
             };
             let [certificate, key] = ["tls.crt", "tls.key"].map(|name| decoded(&secret["data"][name]));
@@ -83,38 +82,6 @@ fn decoded(value: &Value) -> Result<String> {
     Ok(String::from_utf8(
         data.get("value").context("a value")?.0.clone(),
     )?)
-}
-
-fn pool(name: &str, cidrs: &[&str], more: &[(&str, Value)]) -> Value {
-    let mut spec = json!({"class": "public", "cidrs": cidrs, "allowedNamespaces": {
-        "matchLabels": {"kubernetes.io/metadata.name": NAMESPACE},
-    }});
-    for (field, value) in more {
-        spec[field] = value.clone();
-    }
-    json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "IpPool", "metadata": {"name": name}, "spec": spec})
-}
-
-/// The manifests of load balancers. All that they made goes with the test, the Secret too.
-struct Installed<'a>(&'a Cluster);
-
-const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../install/load-balancers");
-
-impl<'a> Installed<'a> {
-    fn new(cluster: &'a Cluster) -> Result<Self> {
-        cluster.kubectl(&["apply", "-f", MANIFESTS])?;
-        for crd in ["crd/ippools.thuban.dev", "crd/ipleases.thuban.dev"] {
-            cluster.kubectl(&["wait", "--for=condition=Established", crd, "--timeout=30s"])?;
-        }
-        Ok(Self(cluster))
-    }
-}
-
-impl Drop for Installed<'_> {
-    fn drop(&mut self) {
-        let _ = delete(self.0, &["-f", MANIFESTS]);
-        let _ = delete(self.0, &SECRET);
-    }
 }
 
 /// Asks for an address for a holder.
@@ -147,7 +114,7 @@ fn wait_for_reason(cluster: &Cluster, pool: &str, reason: &str) -> Result<()> {
 #[test]
 fn two_cidrds_give_each_address_to_one_holder() -> Result<()> {
     let cluster = &tenants().cluster;
-    let _installed = Installed::new(cluster)?;
+    let _installed = Installed::new(cluster, &Parts::Leases)?;
     let account = Actor::service_account(cluster, "thuban-system", "thuban-cidrd")?;
     refused_by_the_api_server(cluster, &account);
     let (one, other) = (Cidrd::start(&account)?, Cidrd::start(&account)?);

@@ -1,0 +1,181 @@
+//! From a Service to a client outside: an address is leased, nodes announce it to a router, and the client is answered.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
+use thuban_cluster::router::{ASN, NODES_ASN, Router};
+
+use super::{Installed, Parts, pool};
+use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
+use crate::tenants::tenants;
+
+const SOON: Duration = Duration::from_mins(1);
+const TENANT: &str = "red";
+const NAME: &str = "announced";
+const POOL: &str = "announced";
+const SYSTEM: &str = "thuban-system";
+
+fn service() -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": TENANT}, "spec": {
+        "type": "LoadBalancer", "loadBalancerClass": "thuban.dev/vip", "selector": {"app": NAME},
+        "ports": [{"port": 80, "targetPort": PORT}]}})
+}
+
+fn peer(router: &Router) -> Value {
+    json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "BgpPeer", "metadata": {"name": "router"}, "spec": {
+        "address": router.address(), "asn": ASN, "localAsn": NODES_ASN, "holdSeconds": 3, "bfd": {}}})
+}
+
+/// The objects of the test, which go when this is dropped, the Service first.
+struct Made<'a>(&'a Cluster);
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        let _ = delete(
+            self.0,
+            &["service,pod", "-n", TENANT, "-l", "test=announcing", "--now"],
+        );
+        let _ = delete(self.0, &["bgppeer", "router"]);
+        let _ = delete(self.0, &["ippool", POOL]);
+    }
+}
+
+fn vip(cluster: &Cluster) -> Result<Value> {
+    get(cluster, &["vip", "-n", TENANT, NAME])
+}
+
+/// Waits until the router has so many ways to the address. Tells what is known otherwise.
+fn wait_for_next_hops(cluster: &Cluster, router: &Router, address: IpAddr, count: usize) -> Result<()> {
+    let mut last = Vec::new();
+    cluster
+        .wait_for(&format!("{count} next hops"), SOON, || {
+            last = router.next_hops(address)?;
+            Ok(last.len() == count)
+        })
+        .with_context(|| {
+            let vip = vip(cluster).unwrap_or_default();
+            let logs = cluster.kubectl(&[
+                "logs",
+                "-n",
+                SYSTEM,
+                "ds/thuban-speaker",
+                "-c",
+                "speaker",
+                "--tail=20",
+            ]);
+            format!(
+                "{last:?}; {vip:#}; {}; {}",
+                logs.unwrap_or_default(),
+                router.log()
+            )
+        })
+}
+
+/// Asks by several connections, and returns who answered.
+fn answers(router: &Router, address: SocketAddr) -> Result<BTreeSet<String>> {
+    router.at_client(|| {
+        (0..24)
+            .map(|_| http_hostname_at(address, REACHED))
+            .collect::<Result<_>>()
+    })
+}
+
+#[test]
+fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
+    let cluster = &tenants().cluster;
+    let _installed = Installed::new(cluster, &Parts::All)?;
+    let router = Router::start(cluster)?;
+    let _made = Made(cluster);
+    for workload in [
+        "deployment/thuban-cidrd",
+        "deployment/thuban-lbaasd",
+        "daemonset/thuban-speaker",
+    ] {
+        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
+    }
+    let admits_tenant = json!({"matchLabels": {"kubernetes.io/metadata.name": TENANT}});
+    let terms = [
+        ("allowedNamespaces", admits_tenant),
+        ("quarantineSeconds", json!(5)),
+    ];
+    apply(
+        cluster,
+        &[pool(POOL, &["203.0.113.64/29"], &terms), peer(&router)],
+    )?;
+    let mut objects = vec![service()];
+    objects[0]["metadata"]["labels"] = json!({"test": "announcing"});
+    let nodes = cluster.nodes()?;
+    for node in &nodes[..2] {
+        let mut pod = netexec_manifest(TENANT, &format!("{NAME}-{node}"), node, None);
+        pod["metadata"]["labels"] = json!({"app": NAME, "test": "announcing"});
+        objects.push(pod);
+    }
+    apply(cluster, &objects)?;
+    for node in &nodes[..2] {
+        running(cluster, TENANT, &format!("{NAME}-{node}"))?;
+    }
+    let mut address = None;
+    cluster.wait_for("the Service's address", SOON, || {
+        let service = get(cluster, &["service", "-n", TENANT, NAME])?;
+        let ingress = &service["status"]["loadBalancer"]["ingress"][0];
+        address = ingress["ip"].as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
+        Ok(address.is_some())
+    })?;
+    let address = address.context("an address")?;
+    // All nodes serve it, for the nodes without a backend send connections on.
+    wait_for_next_hops(cluster, &router, address, nodes.len())?;
+    let server = SocketAddr::new(address, 80);
+    let both: BTreeSet<String> = nodes[..2].iter().map(|node| format!("{NAME}-{node}")).collect();
+    assert_eq!(answers(&router, server)?, both);
+    cluster.wait_for("who announces", SOON, || {
+        Ok(vip(cluster)?["status"]["announcedBy"] == json!(nodes))
+    })?;
+    let lease = get(cluster, &["iplease", &address.to_string()])?;
+    assert_eq!(lease["spec"]["holder"]["uid"], vip(cluster)?["metadata"]["uid"]);
+    // With `Local` only nodes with a backend announce it.
+    let local = r#"{"spec":{"externalTrafficPolicy":"Local"}}"#;
+    cluster.kubectl(&[
+        "patch",
+        "service",
+        "-n",
+        TENANT,
+        NAME,
+        "--type=merge",
+        "-p",
+        local,
+    ])?;
+    wait_for_next_hops(cluster, &router, address, 2)?;
+    assert_eq!(answers(&router, server)?, both);
+    // Without lbaasd and cidrd it is announced all the same.
+    for workload in ["deployment/thuban-cidrd", "deployment/thuban-lbaasd"] {
+        cluster.kubectl(&["scale", "-n", SYSTEM, workload, "--replicas=0"])?;
+    }
+    cluster.wait_for("the end of lbaasd", SOON, || {
+        let pods = cluster.kubectl(&[
+            "get",
+            "pods",
+            "-n",
+            SYSTEM,
+            "-l",
+            "app.kubernetes.io/name=thuban-lbaasd",
+        ])?;
+        Ok(pods.trim().is_empty())
+    })?;
+    assert_eq!(answers(&router, server)?, both);
+    for workload in ["deployment/thuban-cidrd", "deployment/thuban-lbaasd"] {
+        cluster.kubectl(&["scale", "-n", SYSTEM, workload, "--replicas=2"])?;
+        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
+    }
+    assert_eq!(answers(&router, server)?, both);
+    // The end: withdrawn, then released.
+    delete(cluster, &["service", "-n", TENANT, NAME])?;
+    wait_for_next_hops(cluster, &router, address, 0)?;
+    cluster.wait_for("the end of the Vip", SOON, || Ok(vip(cluster).is_err()))?;
+    cluster.wait_for("the end of the lease", SOON, || {
+        Ok(get(cluster, &["iplease", &address.to_string()]).is_err())
+    })
+}

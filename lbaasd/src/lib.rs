@@ -1,0 +1,17 @@
+//! lbaasd: gives Services of type LoadBalancer addresses that cidrd leases, and tells nodes which of them to announce.
+//!
+//! Any number of lbaasds may work at once, and each may end between any two writes: all that must outlive one is in the
+//! objects, and each write is under the resourceVersion that its decision was made from. See
+//! `docs/adr/0038-who-announces-an-address.md`.
+
+pub mod leases;
+pub mod metrics;
+pub mod objects;
+pub mod routes;
+pub mod service;
+pub mod vip;
+
+/// The class of the Services that get a Vip.
+pub const CLASS: &str = "thuban.dev/vip";
+/// The ConfigMap with the CAs that verify it, as `ca.crt`.
+pub const CA_CONFIG_MAP: &str = "thuban-lbaasd-ca";

@@ -1,0 +1,273 @@
+//! The process: runs the controllers of Services and Vips, and answers nodes.
+
+use std::collections::BTreeSet;
+use std::fmt::Debug;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, bail};
+use cidrd::server::{Clients, Server};
+use cidrd::watches::{Watches, watched, watched_by};
+use clap::Parser;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use kube::api::{ObjectMeta, Patch, PatchParams};
+use kube::runtime::controller::{Action, Config};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::{Controller, watcher};
+use kube::{Api, Client, ResourceExt};
+use lbaasd::leases::Leases;
+use lbaasd::routes::{REVIEWS, Speakers, router};
+use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
+use thuban_api::routes::TLS_NAME;
+use thuban_api::{IpPool, SYSTEM_NAMESPACE, Vip};
+use thuban_authority::{Authority, Names};
+use thuban_telemetry::process;
+use tokio::sync::{Semaphore, watch};
+use tokio::time::sleep;
+use tracing::warn;
+
+/// The most connections of nodes.
+const CONNECTIONS: usize = 10_000;
+/// How many objects of a kind are looked at together.
+const AT_ONCE: u16 = 16;
+/// How long changes of an object are gathered before it is looked at.
+const GATHERED: Duration = Duration::from_millis(20);
+/// How often what is gone is forgotten.
+const FORGET: Duration = Duration::from_mins(1);
+/// The first pause after a look that failed.
+const PAUSE: Duration = Duration::from_secs(2);
+
+/// Gives load balancers leased addresses, and says which nodes announce them.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Settings {
+    /// Address that nodes connect to: that of this pod.
+    #[arg(long, env = "POD_IP")]
+    pod_ip: IpAddr,
+    /// TCP port that nodes connect to.
+    #[arg(long, env = "THUBAN_LBAASD_PORT", default_value_t = 6088)]
+    port: u16,
+    /// TCP port of metrics and health probes, at the same address. 0 turns them off.
+    #[arg(long, env = "THUBAN_LBAASD_METRICS_PORT", default_value_t = 6089)]
+    metrics_port: u16,
+    /// Host and port of cidrd.
+    #[arg(
+        long,
+        env = "THUBAN_CIDRD_ADDRESS",
+        default_value = "cidrd.thuban-system.svc:6086"
+    )]
+    cidrd_address: String,
+    /// Whether Services of type LoadBalancer without a class get addresses, too.
+    #[arg(long, env = "THUBAN_DEFAULT_LOAD_BALANCER")]
+    default_load_balancer: bool,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let settings = Settings::parse();
+    process::begin("info,kube_runtime=warn");
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        bail!("a TLS provider was installed twice");
+    }
+    process::until_signalled(Box::pin(run(settings))).await
+}
+
+async fn run(settings: Settings) -> Result<()> {
+    if settings.metrics_port != 0 {
+        let address = SocketAddr::new(settings.pod_ip, settings.metrics_port);
+        let setting = "THUBAN_LBAASD_METRICS_PORT";
+        tokio::spawn(thuban_telemetry::serve(address, setting, metrics::pages()));
+    }
+    let client = Client::try_default()
+        .await
+        .context("configuration of the API server's client")?;
+    let names = Names {
+        secret: CA_CONFIG_MAP,
+        server: TLS_NAME,
+    };
+    let authority = loop {
+        match Authority::load(client.clone(), names, metrics::ca_expires).await {
+            Ok(authority) => break authority,
+            Err(error) => warn!(%error, "no certificate yet, trying again"),
+        }
+        sleep(PAUSE).await;
+    };
+    let (certificate, bundle) = (authority.certificate(), authority.bundle());
+    tokio::spawn(authority.keep());
+    let changes = watch::Sender::new(0);
+    let leases = Arc::new(Leases::new(
+        client.clone(),
+        settings.cidrd_address.clone(),
+        changes.clone(),
+    ));
+    let mut watches = Watches::new();
+    let speakers = Arc::new(Speakers {
+        client: client.clone(),
+        leases: leases.clone(),
+        vips: watched_by(Api::all(client.clone()), &mut watches, &changes),
+        nodes: watched_by(Api::all(client.clone()), &mut watches, &changes),
+        peers: watched_by(Api::all(client.clone()), &mut watches, &changes),
+        changes: changes.subscribe(),
+        reviewed: Mutex::default(),
+        reviews: Semaphore::new(REVIEWS),
+    });
+    let context = Arc::new(vip::Context {
+        client: client.clone(),
+        leases,
+        services: watched(Api::all(client.clone()), &mut watches),
+        pools: watched(Api::all(client.clone()), &mut watches),
+        namespaces: watched(Api::all(client.clone()), &mut watches),
+    });
+    let filled = async {
+        speakers.vips.wait_until_ready().await?;
+        speakers.nodes.wait_until_ready().await?;
+        speakers.peers.wait_until_ready().await?;
+        context.services.wait_until_ready().await?;
+        context.pools.wait_until_ready().await?;
+        context.namespaces.wait_until_ready().await
+    };
+    tokio::select! {
+        filled = filled => filled.context("reading the API server's objects")?,
+        _ = watches.join_next() => bail!("a watch ended"),
+    }
+    let server = Server {
+        certificate,
+        clients: Clients::All,
+        connections: CONNECTIONS,
+        router: router(speakers.clone()),
+    };
+    let address = SocketAddr::new(settings.pod_ip, settings.port);
+    let forget = forget(&context.leases, &speakers.vips);
+    metrics::ready();
+    tokio::select! {
+        () = server.serve(address, "THUBAN_LBAASD_PORT") => bail!("the API ended"),
+        () = services(&client, speakers.vips.clone(), settings.default_load_balancer) => {
+            bail!("the controller of Services ended")
+        }
+        () = vips(&client, context.clone(), speakers.vips.clone()) => bail!("the controller of Vips ended"),
+        () = forget => bail!("the look at what is gone ended"),
+        () = publish(&client, bundle) => bail!("the CA's publication ended"),
+        _ = watches.join_next() => bail!("a watch ended"),
+    }
+}
+
+fn config() -> Config {
+    Config::default().concurrency(AT_ONCE).debounce(GATHERED)
+}
+
+async fn services(client: &Client, known: Store<Vip>, is_default: bool) {
+    let controller = Controller::new(Api::<Service>::all(client.clone()), watcher::Config::default());
+    // The Vip of a Service has its name, whoever owns it.
+    let vips = Api::<Vip>::all(client.clone());
+    let controller = controller.watches(vips, watcher::Config::default(), |vip| {
+        vip.namespace()
+            .map(|namespace| ObjectRef::new(&vip.spec.service).within(&namespace))
+    });
+    let context = Arc::new(service::Context {
+        client: client.clone(),
+        vips: known,
+        is_default,
+    });
+    controller
+        .with_config(config())
+        .run(
+            service::reconcile,
+            |object, error, _| again("Service", &*object, error),
+            context,
+        )
+        .for_each(|_| async {})
+        .await;
+}
+
+async fn vips(client: &Client, context: Arc<vip::Context>, known: Store<Vip>) {
+    let every = watcher::Config::default();
+    let controller = Controller::new(Api::<Vip>::all(client.clone()), every.clone());
+    let of_service = known.clone();
+    let controller = controller.watches(
+        Api::<Service>::all(client.clone()),
+        every.clone(),
+        move |service| {
+            let is_of = move |vip: &Arc<Vip>| {
+                vip.spec.service == service.name_any() && vip.namespace() == service.namespace()
+            };
+            let vips = of_service.state().into_iter().filter(is_of);
+            vips.map(|vip| ObjectRef::from_obj(&*vip)).collect::<Vec<_>>()
+        },
+    );
+    let controller = controller.watches(Api::<IpPool>::all(client.clone()), every, move |_| {
+        let lacks = |vip: &Arc<Vip>| {
+            vip.status
+                .as_ref()
+                .is_none_or(|status| status.addresses.is_empty())
+        };
+        let vips = known.state().into_iter().filter(lacks);
+        vips.map(|vip| ObjectRef::from_obj(&*vip)).collect::<Vec<_>>()
+    });
+    controller
+        .with_config(config())
+        .run(
+            vip::reconcile,
+            |object, error, _| again("Vip", &*object, error),
+            context,
+        )
+        .for_each(|_| async {})
+        .await;
+}
+
+/// Forgets what Vips had that are gone.
+async fn forget(leases: &Leases, vips: &Store<Vip>) {
+    loop {
+        sleep(FORGET).await;
+        let uids: BTreeSet<String> = vips.state().iter().filter_map(|vip| vip.uid()).collect();
+        leases.retain(|uid| uids.contains(uid));
+    }
+}
+
+/// Has an object looked at again.
+fn again(kind: &'static str, object: &impl ResourceExt, error: &dyn Debug) -> Action {
+    metrics::failed(kind);
+    warn!(
+        kind,
+        namespace = object.namespace(),
+        name = object.name_any(),
+        ?error,
+        "trying again"
+    );
+    Action::requeue(PAUSE)
+}
+
+/// Publishes the CAs that verify this process, and again when they change.
+async fn publish(client: &Client, mut bundle: watch::Receiver<String>) {
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    loop {
+        let text = bundle.borrow_and_update().clone();
+        let published = ConfigMap {
+            metadata: ObjectMeta {
+                name: Some(CA_CONFIG_MAP.to_owned()),
+                ..ObjectMeta::default()
+            },
+            data: Some([("ca.crt".to_owned(), text)].into()),
+            ..ConfigMap::default()
+        };
+        let parameters = PatchParams::apply("lbaasd").force();
+        match api
+            .patch(CA_CONFIG_MAP, &parameters, &Patch::Apply(&published))
+            .await
+        {
+            Ok(_) => {
+                if bundle.changed().await.is_err() {
+                    return;
+                }
+            }
+            Err(error) => {
+                warn!(%error, "the CA could not be published, trying again");
+                sleep(PAUSE).await;
+            }
+        }
+    }
+}

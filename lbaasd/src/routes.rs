@@ -1,0 +1,440 @@
+//! Which addresses each node announces: nodes ask, and say what they announce.
+//!
+//! A node has one request under way at a time, numbers its requests, and uses an answer only for as long as it says. So
+//! a request that says nothing of an address proves that the node does not announce it, unless a later request was
+//! answered by the address: [`Announcer::sequence`] is the number of the last one that was, and is written before the
+//! answer goes out.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use axum::body::to_bytes;
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::http::header::{AUTHORIZATION, CONNECTION};
+use axum::response::{AppendHeaders, IntoResponse, Response};
+use axum::routing::post;
+use axum::{Json, Router};
+use cidrd::problem::Problem;
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
+use kube::core::{Selector, SelectorExt};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Client, ResourceExt};
+use sha2::{Digest, Sha256};
+use thuban_api::condition::find;
+use thuban_api::routes::{
+    Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, TOKEN_AUDIENCE,
+};
+use thuban_api::{Announcer, BgpPeer, Condition, ConditionStatus, Vip, VipStatus};
+use thuban_authority::identity::{self, Account, IdentityError};
+use tokio::sync::{Semaphore, watch};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tracing::{debug, info};
+
+use crate::leases::Leases;
+use crate::metrics;
+use crate::objects::change_status;
+use crate::vip::announced;
+
+/// Who may ask.
+const SPEAKER: Account = Account {
+    user: "system:serviceaccount:thuban-system:thuban-speaker",
+    audience: TOKEN_AUDIENCE,
+};
+/// How long an answer waits for something to tell.
+const LONG_POLL: Duration = Duration::from_secs(LONGEST_ANSWER_SECONDS);
+/// Bytes of the largest request: 10,000 routes.
+const LARGEST_BODY: usize = 2 << 20;
+/// How long a token's review is believed.
+const REVIEWED: Duration = Duration::from_mins(1);
+/// The most tokens whose review is remembered.
+const MOST_TOKENS: usize = 10_000;
+/// How many tokens are reviewed at once.
+pub const REVIEWS: usize = 32;
+/// How long a body may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How long routes are granted before an answer goes out with those that are.
+const GRANTING: Duration = Duration::from_secs(5);
+/// How long what a node says is written before it is answered.
+const NOTING: Duration = Duration::from_secs(5);
+/// How many Vips are written at once.
+const AT_ONCE: usize = 8;
+/// The pause before an answer that lacks routes, which is followed by the next request at once.
+const PAUSE: Duration = Duration::from_secs(1);
+/// A node with this label announces nothing.
+const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
+
+pub struct Speakers {
+    pub client: Client,
+    pub leases: Arc<Leases>,
+    pub vips: Store<Vip>,
+    pub nodes: Store<Node>,
+    pub peers: Store<BgpPeer>,
+    /// Is raised when any of these change.
+    pub changes: watch::Receiver<u64>,
+    pub reviewed: Mutex<BTreeMap<[u8; 32], (String, Instant)>>,
+    /// Room for reviews of tokens by the API server.
+    pub reviews: Semaphore,
+}
+
+/// Returns the API that nodes ask.
+pub fn router(speakers: Arc<Speakers>) -> Router {
+    Router::new().route("/v1/routes", post(ask)).with_state(speakers)
+}
+
+async fn ask(State(speakers): State<Arc<Speakers>>, request: Request) -> Result<Response, Problem> {
+    let token = request
+        .headers()
+        .get(AUTHORIZATION)
+        .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "))
+        .unwrap_or_default();
+    let node = speakers.identify(token).await.map_err(|error| {
+        let status = match error {
+            IdentityError::Review(_) | IdentityError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            IdentityError::WrongUser(..) | IdentityError::NotBound => StatusCode::FORBIDDEN,
+            _ => StatusCode::UNAUTHORIZED,
+        };
+        Problem::new(status, "Unidentified", error.to_string(), "")
+    })?;
+    let invalid = |detail: &str, field: &str| {
+        Problem::new(
+            StatusCode::UNPROCESSABLE_ENTITY,
+            "Invalid",
+            detail.to_owned(),
+            field,
+        )
+    };
+    // Nobody else's body is read.
+    let body = timeout(PATIENCE, to_bytes(request.into_body(), LARGEST_BODY)).await;
+    let body = body.ok().and_then(Result::ok);
+    let body = body.ok_or_else(|| invalid("the body is too large, or late", ""))?;
+    let report: Report = serde_json::from_slice(&body).map_err(|error| invalid(&error.to_string(), ""))?;
+    if report.sequence >= END_OF_SEQUENCES {
+        return Err(invalid("sequence must be less than 2^62", "sequence"));
+    }
+    let (answer, is_whole) = speakers.answer(&node, &report).await;
+    metrics::polled();
+    // Another lbaasd may know more.
+    let close = (!is_whole).then_some((CONNECTION, "close"));
+    Ok((AppendHeaders(close), Json(answer)).into_response())
+}
+
+impl Speakers {
+    /// Returns the node whose token it is.
+    async fn identify(&self, token: &str) -> Result<String, IdentityError> {
+        let digest: [u8; 32] = Sha256::digest(token).into();
+        let known = |reviewed: &BTreeMap<[u8; 32], (String, Instant)>| {
+            let (node, since) = reviewed.get(&digest)?;
+            (since.elapsed() < REVIEWED).then(|| node.clone())
+        };
+        if let Some(node) = known(&self.reviewed.lock().unwrap_or_else(PoisonError::into_inner)) {
+            return Ok(node);
+        }
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default()
+            .as_secs();
+        identity::check_claims(SPEAKER, token, now)?;
+        let _turn = self.reviews.try_acquire().map_err(|_| IdentityError::Busy)?;
+        let identity = identity::review(self.client.clone(), SPEAKER, token, now).await?;
+        let mut reviewed = self.reviewed.lock().unwrap_or_else(PoisonError::into_inner);
+        reviewed.retain(|_, (_, since)| since.elapsed() < REVIEWED);
+        if reviewed.len() < MOST_TOKENS {
+            reviewed.insert(digest, (identity.node.clone(), Instant::now()));
+        }
+        Ok(identity.node)
+    }
+
+    /// Notes what a node says, and returns what it is to announce as soon as that differs from what it was told, and
+    /// whether that is all: this process may not know for how long an address may be announced.
+    pub async fn answer(&self, node: &str, report: &Report) -> (Routes, bool) {
+        let end = Instant::now() + LONG_POLL;
+        let mut changes = self.changes.clone();
+        loop {
+            changes.mark_unchanged();
+            self.note(node, report).await;
+            let (mut answer, is_whole) = self.wanted(node, report);
+            if !is_whole {
+                sleep(PAUSE).await;
+                answer.version = String::new();
+            }
+            let is_over = Instant::now() >= end;
+            if answer.version != report.version || is_over || !is_whole {
+                return (self.grant(node, report, answer).await, is_whole);
+            }
+            let _ = timeout_at(end, changes.changed()).await;
+        }
+    }
+
+    /// Returns what a node is to announce, before it is granted.
+    fn wanted(&self, node: &str, report: &Report) -> (Routes, bool) {
+        let peers = self.peers_of(node);
+        let mut routes = Vec::new();
+        let (mut sequence, mut is_whole) = (0, true);
+        for vip in self.vips.state() {
+            let uid = vip.uid().unwrap_or_default();
+            sequence = sequence.max(entry(&vip, node).unwrap_or_default());
+            for address in addresses(&vip) {
+                if peers.is_empty() || !may_have(&vip, address, report) {
+                    continue;
+                }
+                let remaining = self.leases.remaining(&uid, address);
+                let route = Route {
+                    uid: uid.clone(),
+                    address,
+                    remaining_seconds: remaining.map(|remaining| remaining.as_secs()),
+                };
+                // A process that has just started does not know for how long.
+                if route.remaining_seconds.is_some() || announces(report, &route) {
+                    routes.push(route);
+                } else {
+                    is_whole = false;
+                }
+            }
+        }
+        routes.sort_unstable_by_key(|route| route.address);
+        let mut hasher = DefaultHasher::new();
+        peers.hash(&mut hasher);
+        for route in &routes {
+            (&route.uid, route.address).hash(&mut hasher);
+        }
+        let answer = Routes {
+            version: format!("{:016x}", hasher.finish()),
+            sequence,
+            routes,
+            peers,
+        };
+        (answer, is_whole)
+    }
+
+    /// Returns the routers that a node announces to, the first of each address.
+    fn peers_of(&self, node: &str) -> Vec<Peer> {
+        let Some(node) = self.nodes.get(&ObjectRef::new(node)) else {
+            return Vec::new();
+        };
+        if node.labels().contains_key(EXCLUDED) {
+            return Vec::new();
+        }
+        let mut peers: Vec<Peer> = self
+            .peers
+            .state()
+            .iter()
+            .filter(|peer| selects(peer, node.labels()))
+            .filter_map(|peer| {
+                let spec = &peer.spec;
+                Some(Peer {
+                    name: peer.name_any(),
+                    address: spec.address.parse().ok()?,
+                    port: spec.port,
+                    asn: spec.asn,
+                    local_asn: spec.local_asn,
+                    bfd: spec.bfd.map(|bfd| Bfd {
+                        interval_ms: bfd.interval_ms,
+                        multiplier: bfd.multiplier,
+                    }),
+                    graceful_restart_seconds: spec.graceful_restart_seconds,
+                    hold_seconds: spec.hold_seconds,
+                })
+            })
+            .collect();
+        peers.sort_unstable();
+        let mut seen = BTreeSet::new();
+        peers.retain(|peer| seen.insert(peer.address));
+        peers
+    }
+
+    /// Writes which of the addresses are new to the node before they go out. What can't be written is left out, and the
+    /// node's next request is answered at once.
+    async fn grant(&self, node: &str, report: &Report, mut answer: Routes) -> Routes {
+        let vips = self.vips.state();
+        let vips: BTreeMap<&str, &Arc<Vip>> = vips
+            .iter()
+            .filter_map(|vip| Some((vip.metadata.uid.as_deref()?, vip)))
+            .collect();
+        // A node that announces an address without an entry gets one.
+        let is_new = |route: &Route| {
+            let vip = vips.get(route.uid.as_str());
+            !announces(report, route) || vip.is_none_or(|vip| entry(vip, node).is_none())
+        };
+        let new: BTreeSet<String> = answer
+            .routes
+            .iter()
+            .filter(|route| is_new(route))
+            .map(|route| route.uid.clone())
+            .collect();
+        let end = Instant::now() + GRANTING;
+        let granted: BTreeSet<String> = futures::stream::iter(new)
+            .map(|uid| async {
+                let vip = vips.get(uid.as_str())?;
+                let written = timeout_at(end, self.let_announce(vip, node, report)).await;
+                written.unwrap_or_default().then_some(uid)
+            })
+            .buffer_unordered(AT_ONCE)
+            .filter_map(|granted| async { granted })
+            .collect()
+            .await;
+        let is_refused = |route: &Route| is_new(route) && !granted.contains(&route.uid);
+        if answer.routes.iter().any(is_refused) {
+            answer.routes.retain(|route| !is_refused(route));
+            answer.version = String::new();
+            sleep(PAUSE).await;
+        }
+        answer
+    }
+
+    /// Returns whether the API server's copy of a Vip says that this request is answered by its addresses.
+    async fn let_announce(&self, vip: &Vip, node: &str, report: &Report) -> bool {
+        let written = change_status(&self.client, vip, |vip| {
+            let is_wanted = addresses(vip).any(|address| may_have(vip, address, report));
+            is_wanted && let_announce(vip, node, report.sequence)
+        });
+        let written = written.await.unwrap_or_else(|error| {
+            debug!(node, %error, "a route can't be granted yet");
+            None
+        });
+        written.is_some_and(|vip| {
+            entry(&vip, node) == Some(report.sequence) && vip.metadata.deletion_timestamp.is_none()
+        })
+    }
+
+    /// Writes what a node says into the status of the Vips concerned. What is not written in time is written with the
+    /// next request.
+    async fn note(&self, node: &str, report: &Report) {
+        let has_peers = !self.peers_of(node).is_empty();
+        let change = |vip: &mut Vip| note(vip, node, report, has_peers, Timestamp::now());
+        let vips = self.vips.state().into_iter();
+        let concerned = vips.filter(|vip| concerns(vip, node, report) && change(&mut Vip::clone(vip)));
+        let noted = futures::stream::iter(concerned).for_each_concurrent(AT_ONCE, |vip| async move {
+            match change_status(&self.client, &*vip, change).await {
+                Ok(_) => info!(
+                    node,
+                    namespace = vip.namespace(),
+                    name = vip.name_any(),
+                    "announcers noted"
+                ),
+                Err(error) => debug!(node, %error, "announcers not noted yet"),
+            }
+        });
+        let _ = timeout(NOTING, noted).await;
+    }
+}
+
+/// Whether a node may have to do with a Vip.
+fn concerns(vip: &Vip, node: &str, report: &Report) -> bool {
+    let uid = vip.metadata.uid.as_deref().unwrap_or_default();
+    let is_said = |announced: &Announced| announced.uid == uid || announced.uid.is_empty();
+    let is_known = vip.status.as_ref().is_some_and(|status| {
+        status.announced_by.iter().any(|known| known == node) || entry(vip, node).is_some()
+    });
+    is_known || report.announced.iter().any(is_said)
+}
+
+/// Whether a node says that it announces the route.
+fn announces(report: &Report, route: &Route) -> bool {
+    let is_it = |announced: &Announced| announced.uid == route.uid && announced.address == route.address;
+    report.announced.iter().any(is_it)
+}
+
+fn selects(peer: &BgpPeer, labels: &BTreeMap<String, String>) -> bool {
+    let selector = Selector::try_from(peer.spec.node_selector.clone());
+    selector.is_ok_and(|selector| selector.matches(labels))
+}
+
+fn addresses(vip: &Vip) -> impl Iterator<Item = IpAddr> {
+    let status = vip.status.as_ref();
+    let addresses = status
+        .map(|status| status.addresses.as_slice())
+        .unwrap_or_default();
+    addresses.iter().filter_map(|address| address.parse().ok())
+}
+
+/// Whether a node that says this may announce an address of a Vip.
+fn may_have(vip: &Vip, address: IpAddr, report: &Report) -> bool {
+    let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
+    let accepted = find(conditions.unwrap_or_default(), "Accepted");
+    vip.metadata.deletion_timestamp.is_none()
+        && accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
+        && report.serves.contains(&address)
+}
+
+/// Returns the number of the last request by which a node was let announce a Vip's addresses.
+fn entry(vip: &Vip, node: &str) -> Option<u64> {
+    let announcers = &vip.status.as_ref()?.announcers;
+    let entry = announcers.iter().find(|announcer| announcer.node == node)?;
+    Some(entry.sequence)
+}
+
+/// Notes that the request is answered by the Vip's addresses. Returns whether anything changed; a later request of the
+/// node that was answered stays.
+fn let_announce(vip: &mut Vip, node: &str, sequence: u64) -> bool {
+    let announcers = &mut vip.status.get_or_insert_with(VipStatus::default).announcers;
+    match announcers.iter_mut().find(|announcer| announcer.node == node) {
+        Some(entry) if entry.sequence >= sequence => return false,
+        Some(entry) => entry.sequence = sequence,
+        None => {
+            announcers.push(Announcer {
+                node: node.to_owned(),
+                sequence,
+            });
+            announcers.sort_unstable_by(|one, other| one.node.cmp(&other.node));
+        }
+    }
+    true
+}
+
+/// Notes what a node says of a Vip. Returns whether anything changed.
+pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Timestamp) -> bool {
+    let own: Vec<IpAddr> = addresses(vip).collect();
+    let uid = vip.metadata.uid.as_deref().unwrap_or_default();
+    let is_own = |announced: &Announced| {
+        announced.uid == uid || (announced.uid.is_empty() && own.contains(&announced.address))
+    };
+    let announces = report.announced.iter().any(is_own);
+    let is_wanted = has_peers && own.iter().any(|address| may_have(vip, *address, report));
+    let is_over =
+        !announces && !is_wanted && entry(vip, node).is_some_and(|sequence| sequence < report.sequence);
+    let generation = vip.metadata.generation;
+    let Some(status) = &mut vip.status else {
+        return false;
+    };
+    let mut is_changed = false;
+    if is_over {
+        status.announcers.retain(|announcer| announcer.node != node);
+        is_changed = true;
+    }
+    let is_latest = status
+        .announcers
+        .iter()
+        .find(|announcer| announcer.node == node)
+        .is_none_or(|announcer| announcer.sequence <= report.sequence);
+    if is_latest && announces != status.announced_by.iter().any(|known| known == node) {
+        if announces {
+            status.announced_by.push(node.to_owned());
+            status.announced_by.sort_unstable();
+        } else {
+            status.announced_by.retain(|known| known != node);
+        }
+        let (state, reason, message) = announced(&status.announced_by);
+        let condition = Condition {
+            kind: "Announced".to_owned(),
+            status: state,
+            reason,
+            message,
+            last_transition_time: now.to_string(),
+            observed_generation: generation,
+        };
+        thuban_api::condition::set(&mut status.conditions, condition);
+        is_changed = true;
+    }
+    is_changed
+}
+
+#[cfg(test)]
+mod simulation;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,102 @@
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use thuban_api::Vip;
+use thuban_api::routes::{Announced, Report};
+
+use super::{entry, let_announce, may_have, note};
+
+const ADDRESS: &str = "203.0.113.7";
+
+fn vip(status: &Value) -> Vip {
+    let mut vip = json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Vip",
+        "metadata": {"name": "web", "namespace": "red", "uid": "v1"},
+        "spec": {"service": "web", "ipFamilies": ["IPv4"]},
+        "status": {"addresses": [ADDRESS], "conditions": [{"type": "Accepted", "status": "True", "reason": "Valid",
+            "message": "", "lastTransitionTime": ""}]},
+    });
+    for (field, value) in status.as_object().unwrap() {
+        vip["status"][field] = value.clone();
+    }
+    serde_json::from_value(vip).unwrap()
+}
+
+fn deleted(mut vip: Vip) -> Vip {
+    vip.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    vip
+}
+
+fn report(sequence: u64, announces: bool) -> Report {
+    let address = ADDRESS.parse().unwrap();
+    let announced = Announced {
+        uid: "v1".into(),
+        address,
+    };
+    Report {
+        sequence,
+        announced: if announces { vec![announced] } else { Vec::new() },
+        serves: vec![address],
+        version: String::new(),
+    }
+}
+
+fn noted(vip: &mut Vip, report: &Report) -> bool {
+    note(vip, "node-a", report, true, Timestamp::now())
+}
+
+#[test]
+fn only_a_node_that_serves_an_address_gets_it() {
+    let address = ADDRESS.parse().unwrap();
+    assert!(may_have(&vip(&json!({})), address, &report(1, false)));
+    assert!(!may_have(&deleted(vip(&json!({}))), address, &report(1, false)));
+    let mut others = report(1, false);
+    others.serves = vec!["203.0.113.8".parse().unwrap()];
+    assert!(!may_have(&vip(&json!({})), address, &others));
+    assert!(!may_have(
+        &vip(&json!({"conditions": []})),
+        address,
+        &report(1, false)
+    ));
+}
+
+#[test]
+fn only_a_later_request_says_that_a_node_withdrew() {
+    let mut vip = deleted(vip(&json!({})));
+    assert!(let_announce(&mut vip, "node-a", 5));
+    assert!(!let_announce(&mut vip, "node-a", 4), "an abandoned request");
+    assert!(
+        !noted(&mut vip, &report(5, false)),
+        "the request before the answer"
+    );
+    assert!(!noted(&mut vip, &report(4, false)), "an abandoned request");
+    assert_eq!(entry(&vip, "node-a"), Some(5));
+    assert!(noted(&mut vip, &report(6, true)), "the node announces");
+    assert_eq!(entry(&vip, "node-a"), Some(5));
+    assert!(noted(&mut vip, &report(7, false)));
+    assert_eq!(entry(&vip, "node-a"), None);
+}
+
+#[test]
+fn a_node_that_is_to_announce_stays_an_announcer() {
+    let mut vip = vip(&json!({"announcers": [{"node": "node-a", "sequence": 5}]}));
+    assert!(!noted(&mut vip, &report(6, false)));
+    assert!(
+        note(&mut vip, "node-a", &report(6, false), false, Timestamp::now()),
+        "no peer any more"
+    );
+    assert_eq!(entry(&vip, "node-a"), None);
+}
+
+#[test]
+fn who_announces_is_told() {
+    let mut vip = vip(&json!({"announcers": [{"node": "node-a", "sequence": 5}]}));
+    assert!(noted(&mut vip, &report(6, true)));
+    assert!(!noted(&mut vip, &report(7, true)), "nothing new");
+    assert_eq!(vip.status.as_ref().unwrap().announced_by, ["node-a"]);
+    // A node that was started anew knows the address, and not whose it is.
+    let mut anew = report(8, true);
+    anew.announced[0].uid = String::new();
+    assert!(!noted(&mut vip, &anew));
+    assert!(noted(&mut vip, &report(9, false)));
+    assert!(vip.status.unwrap().announced_by.is_empty());
+}

@@ -1,0 +1,258 @@
+//! Services: which want a Vip, and which addresses their status tells.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
+use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, Resource, ResourceExt};
+use thuban_api::{IpFamily, Vip, VipSpec};
+use tracing::{info, warn};
+
+use crate::CLASS;
+use crate::objects::change_status;
+
+/// Annotation of Services: the IpPool of their addresses.
+pub const POOL_ANNOTATION: &str = "thuban.dev/ip-pool";
+/// Annotation of Services: the addresses that they want, at most one of each family, separated by a comma.
+pub const ADDRESSES_ANNOTATION: &str = "thuban.dev/load-balancer-ips";
+/// The length of the longest name of an IpPool.
+const LONGEST_NAME: usize = 63;
+/// How soon a Service is looked at again that waits for a Vip of its name to go.
+const SOON: Duration = Duration::from_secs(5);
+/// How soon a Service with a Vip is looked at again, whatever was heard.
+const AGAIN: Duration = Duration::from_mins(1);
+
+pub struct Context {
+    pub client: Client,
+    pub vips: Store<Vip>,
+    /// Whether Services without a class get a Vip, too.
+    pub is_default: bool,
+}
+
+/// Whether the Service is a load balancer of this kind.
+pub fn is_ours(service: &Service, is_default: bool) -> bool {
+    let spec = service.spec.as_ref();
+    spec.is_some_and(|spec| {
+        let class = spec.load_balancer_class.as_deref();
+        spec.type_.as_deref() == Some("LoadBalancer")
+            && (class == Some(CLASS) || (class.is_none() && is_default))
+    })
+}
+
+/// Whether a Vip was made for the Service.
+pub fn owns(service: &Service, vip: &Vip) -> bool {
+    let mut owners = vip.metadata.owner_references.iter().flatten();
+    owners.any(|owner| Some(&owner.uid) == service.metadata.uid.as_ref())
+}
+
+/// Returns the Vip that a Service wants; an error names the annotation that is wrong.
+pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, String> {
+    if !is_ours(service, is_default) || service.metadata.deletion_timestamp.is_some() {
+        return Ok(None);
+    }
+    let Some(spec) = service.spec.as_ref() else {
+        return Ok(None);
+    };
+    let annotation = |name: &str| service.annotations().get(name).map(String::as_str);
+    let pool = annotation(POOL_ANNOTATION).unwrap_or_default();
+    if pool.len() > LONGEST_NAME {
+        return Err(format!("{POOL_ANNOTATION}: {pool} is no name of an IpPool"));
+    }
+    let asked = annotation(ADDRESSES_ANNOTATION).or(spec.load_balancer_ip.as_deref());
+    let asked = asked.unwrap_or_default().split(',').map(str::trim);
+    let asked: Result<Vec<IpAddr>, _> = asked.filter(|text| !text.is_empty()).map(str::parse).collect();
+    let asked = asked.map_err(|error| format!("{ADDRESSES_ANNOTATION}: {error}"))?;
+    let of_v4 = asked.iter().filter(|address| address.is_ipv4()).count();
+    if of_v4 > 1 || asked.len() - of_v4 > 1 {
+        return Err(format!(
+            "{ADDRESSES_ANNOTATION}: name at most one address of each family"
+        ));
+    }
+    let families = spec.ip_families.iter().flatten();
+    let family = |name: &String| match name.as_str() {
+        "IPv4" => Some(IpFamily::V4),
+        "IPv6" => Some(IpFamily::V6),
+        _ => None,
+    };
+    Ok(Some(VipSpec {
+        service: service.name_any(),
+        pool: pool.to_owned(),
+        ip_families: families.filter_map(family).collect(),
+        requested_ips: asked.iter().map(ToString::to_string).collect(),
+    }))
+}
+
+/// What is to be done about a Service's Vip.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    Keep,
+    Create(VipSpec),
+    /// The Vip gets another spec.
+    Change(VipSpec),
+    Delete,
+    /// A Vip of this name is not the Service's, or goes: the Service waits.
+    Wait,
+}
+
+/// Decides from what a Service wants and the Vip of its name.
+pub fn step(service: &Service, wanted: Option<VipSpec>, vip: Option<&Vip>) -> Step {
+    let is_own = |vip: &Vip| owns(service, vip);
+    let is_over = |vip: &Vip| vip.metadata.deletion_timestamp.is_some();
+    match (wanted, vip) {
+        // A replica with another default doesn't take what a Service has.
+        (None, Some(vip)) if is_own(vip) && !is_over(vip) && !is_ours(service, true) => Step::Delete,
+        (None, _) => Step::Keep,
+        (Some(spec), None) => Step::Create(spec),
+        (Some(_), Some(vip)) if !is_own(vip) || is_over(vip) => Step::Wait,
+        (Some(spec), Some(vip)) => {
+            let has = vip.status.as_ref().map(|status| &status.addresses);
+            let is_met = |address: &String| has.is_some_and(|has| has.contains(address));
+            let same_addresses = spec.requested_ips == vip.spec.requested_ips
+                || (!spec.requested_ips.is_empty() && spec.requested_ips.iter().all(is_met));
+            if spec.pool != vip.spec.pool || !same_addresses {
+                // A Vip keeps its addresses until it goes.
+                return Step::Delete;
+            }
+            let lacks = |family: &&IpFamily| !vip.spec.ip_families.contains(family);
+            let more: Vec<IpFamily> = spec.ip_families.iter().filter(lacks).copied().collect();
+            if more.is_empty() {
+                // A family that the Service lost stays with the Vip.
+                return Step::Keep;
+            }
+            Step::Change(VipSpec {
+                ip_families: [vip.spec.ip_families.clone(), more].concat(),
+                ..vip.spec.clone()
+            })
+        }
+    }
+}
+
+/// Returns the addresses that a Service's status tells: those of its Vip, until nobody announces them any more.
+pub fn ingress(service: &Service, vip: Option<&Vip>) -> Vec<String> {
+    let status = vip.filter(|vip| owns(service, vip)).and_then(|vip| {
+        let is_over = vip.metadata.deletion_timestamp.is_some();
+        let status = vip.status.as_ref()?;
+        Some(status).filter(|status| !is_over || !status.announcers.is_empty())
+    });
+    status.map(|status| status.addresses.clone()).unwrap_or_default()
+}
+
+/// Brings a Service's Vip and status to what they should be.
+pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<Action, kube::Error> {
+    let Context {
+        client,
+        vips,
+        is_default,
+    } = &*context;
+    let namespace = service.namespace().unwrap_or_default();
+    let name = service.name_any();
+    let known = vips.get(&ObjectRef::new(&name).within(&namespace));
+    let wanted = match wanted(&service, *is_default) {
+        Ok(wanted) => wanted,
+        Err(error) => {
+            warn!(namespace, name, error, "the Service is left as it is");
+            return Ok(Action::requeue(AGAIN));
+        }
+    };
+    if known.is_none() && wanted.is_none() {
+        return Ok(Action::await_change());
+    }
+    let api: Api<Vip> = Api::namespaced(client.clone(), &namespace);
+    // The store may be late.
+    let vip = api.get_opt(&name).await?;
+    let step = step(&service, wanted, vip.as_ref());
+    let waits = step == Step::Wait;
+    match step {
+        Step::Keep => {}
+        Step::Wait => warn!(namespace, name, "waits for a Vip of the Service's name to go"),
+        Step::Create(spec) => {
+            let mut made = Vip::new(&name, spec);
+            made.metadata = ObjectMeta {
+                name: Some(name.clone()),
+                owner_references: service.controller_owner_ref(&()).map(|owner| vec![owner]),
+                ..ObjectMeta::default()
+            };
+            match api.create(&PostParams::default(), &made).await {
+                Ok(_) => info!(namespace, name, "Vip made"),
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Step::Change(spec) => {
+            let mut changed = vip.clone().unwrap_or_else(|| Vip::new(&name, spec.clone()));
+            changed.spec = spec;
+            api.replace(&name, &PostParams::default(), &changed).await?;
+        }
+        Step::Delete => {
+            let uid = vip.as_ref().and_then(ResourceExt::uid);
+            let parameters = DeleteParams::default().preconditions(Preconditions {
+                uid,
+                resource_version: None,
+            });
+            match api.delete(&name, &parameters).await {
+                Ok(_) => info!(namespace, name, "Vip deleted"),
+                Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+    let is_told = vip.as_ref().is_some_and(|vip| owns(&service, vip));
+    if is_told || is_ours(&service, *is_default) {
+        tell(client, &service, &ingress(&service, vip.as_ref())).await?;
+    }
+    Ok(Action::requeue(if waits { SOON } else { AGAIN }))
+}
+
+/// Writes the addresses into a Service's status.
+async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Result<(), kube::Error> {
+    let ingress = |address: &String| LoadBalancerIngress {
+        ip: Some(address.clone()),
+        ip_mode: Some("VIP".to_owned()),
+        ..LoadBalancerIngress::default()
+    };
+    let ingress: Vec<_> = addresses.iter().map(ingress).collect();
+    if told(service) == ingress {
+        return Ok(());
+    }
+    change_status(client, service, |service: &mut Service| {
+        if told(service) == ingress {
+            return false;
+        }
+        let status = service.status.get_or_insert_with(ServiceStatus::default);
+        status.load_balancer = Some(LoadBalancerStatus {
+            ingress: Some(ingress.clone()).filter(|ingress| !ingress.is_empty()),
+        });
+        true
+    })
+    .await
+    .map(drop)
+}
+
+fn told(service: &Service) -> Vec<LoadBalancerIngress> {
+    let status = service
+        .status
+        .as_ref()
+        .and_then(|status| status.load_balancer.as_ref());
+    status
+        .and_then(|status| status.ingress.clone())
+        .unwrap_or_default()
+}
+
+/// Whether the API server's copy of a Vip's Service tells an address.
+pub async fn tells(client: &Client, vip: &Vip, addresses: &[String]) -> Result<bool, kube::Error> {
+    let api: Api<Service> = Api::namespaced(client.clone(), &vip.namespace().unwrap_or_default());
+    // Nobody but the Service of the Vip's name tells its addresses.
+    let service = api.get_opt(&vip.name_any()).await?;
+    let told = service.map(|service| told(&service)).unwrap_or_default();
+    let is_told = |ip: &String| addresses.contains(ip);
+    Ok(told
+        .iter()
+        .any(|ingress| ingress.ip.as_ref().is_some_and(is_told)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,403 @@
+//! Vips: their leases, their status, and their end.
+//!
+//! Invariant: an address is released only after every node that may announce it said that it withdrew it. If a node
+//! stays silent, the lease is left to end by itself, and the Vip goes without waiting for that.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cidrd::client::{ClientError, Grant};
+use cidrd::http::Wanted;
+use cidrd::lease::Family;
+use cidrd::pools::admits;
+use k8s_openapi::api::core::v1::{Namespace, Service};
+use k8s_openapi::jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::core::PartialObjectMeta;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::{Api, Client, ResourceExt};
+use serde_json::json;
+use thiserror::Error;
+use thuban_api::cidr::Cidr;
+use thuban_api::condition::{find, set};
+use thuban_api::{Condition, ConditionStatus, IpFamily, IpPool, PoolClass, Vip, VipStatus};
+use tracing::{info, warn};
+
+use crate::leases::{Leases, RENEW_EVERY, covers};
+use crate::objects::{api_of, change_status};
+use crate::service;
+
+/// The finalizer of Vips.
+pub const FINALIZER: &str = "thuban.dev/vip";
+/// How long a Vip that is deleted waits for nodes that don't say that they withdrew its addresses.
+const PATIENCE: Duration = Duration::from_mins(1);
+/// How soon a Vip is looked at again whose end waits, or when cidrd is away.
+const SOON: Duration = Duration::from_secs(2);
+/// How soon a Vip is looked at again that was refused something.
+const LATER: Duration = Duration::from_secs(30);
+
+#[derive(Debug, Error)]
+pub enum VipError {
+    #[error("the API server: {0}")]
+    Api(#[from] kube::Error),
+    #[error("{0}")]
+    Lease(#[from] ClientError),
+}
+
+pub struct Context {
+    pub client: Client,
+    pub leases: Arc<Leases>,
+    pub services: Store<Service>,
+    pub pools: Store<IpPool>,
+    pub namespaces: Store<PartialObjectMeta<Namespace>>,
+}
+
+/// A condition's status, reason and message.
+type Said = (ConditionStatus, &'static str, String);
+
+/// Returns the public pools that may give a Vip in a namespace with these labels an address of each family, in the
+/// order in which they are tried.
+pub fn choose<'a>(
+    pools: impl IntoIterator<Item = &'a IpPool>,
+    labels: &BTreeMap<String, String>,
+    families: &[IpFamily],
+) -> Vec<&'a str> {
+    let serves = |pool: &&IpPool| {
+        let status = pool.status.as_ref();
+        let accepted = status.and_then(|status| find(&status.conditions, "Accepted"));
+        let has = |family: &IpFamily| {
+            let cidrs = pool
+                .spec
+                .cidrs
+                .iter()
+                .filter_map(|cidr| cidr.parse::<Cidr>().ok());
+            cidrs
+                .into_iter()
+                .any(|cidr| cidr.is_ipv4() == (*family == IpFamily::V4))
+        };
+        pool.spec.class == PoolClass::Public
+            && accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
+            && status.is_some_and(|status| status.free > 0)
+            && admits(&pool.spec, labels)
+            && families.iter().all(has)
+    };
+    let serving = pools.into_iter().filter(serves);
+    let mut names: Vec<&str> = serving.filter_map(|pool| pool.metadata.name.as_deref()).collect();
+    names.sort_unstable();
+    names
+}
+
+/// Whether a Service can be reached by the Vip.
+pub fn accepted(vip: &Vip, service: Option<&Service>) -> Said {
+    let name = &vip.spec.service;
+    let Some(found) = service else {
+        let message = format!("spec.service: there is no Service {name} in the namespace");
+        return (ConditionStatus::False, "ServiceNotFound", message);
+    };
+    // A replica with another default doesn't take what a Service has.
+    if !service::is_ours(found, true) || !service::owns(found, vip) || vip.name_any() != *name {
+        let message = format!(
+            "spec.service: {name} is no Service of type LoadBalancer and class {} with this Vip's name: let lbaasd make \
+             the Vip",
+            crate::CLASS
+        );
+        return (ConditionStatus::False, "ServiceNotServed", message);
+    }
+    (
+        ConditionStatus::True,
+        "Valid",
+        "the Service can be served".to_owned(),
+    )
+}
+
+fn asked(vip: &Vip, pool: &str) -> Wanted {
+    let family = |family: &IpFamily| match family {
+        IpFamily::V4 => Family::V4,
+        IpFamily::V6 => Family::V6,
+    };
+    let addresses = vip.spec.requested_ips.iter();
+    Wanted {
+        pool: pool.to_owned(),
+        namespace: vip.namespace().unwrap_or_default(),
+        name: vip.name_any(),
+        families: vip.spec.ip_families.iter().map(family).collect(),
+        addresses: addresses.filter_map(|address| address.parse().ok()).collect(),
+    }
+}
+
+/// What became of a Vip's leases.
+pub enum Outcome {
+    Granted(Vec<Grant>),
+    /// cidrd or this process refuses what is lacking: reason, message, and what the Vip has.
+    Refused(String, String, Vec<Grant>),
+    /// Nothing is decided.
+    Away,
+}
+
+/// Writes what is known into a status.
+pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp) -> bool {
+    let generation = vip.metadata.generation;
+    let families = vip.spec.ip_families.clone();
+    let status = vip.status.get_or_insert_with(VipStatus::default);
+    let before = status.clone();
+    status.observed_generation = generation;
+    let held = match outcome {
+        Outcome::Granted(grants) | Outcome::Refused(_, _, grants) => Some(grants),
+        Outcome::Away => None,
+    };
+    if let Some(grants) = held {
+        let of = |family: &IpFamily| {
+            let is_v4 = *family == IpFamily::V4;
+            let addresses = grants.iter().map(|grant| grant.lease.address);
+            addresses.filter(move |address| address.is_ipv4() == is_v4)
+        };
+        let addresses = families.iter().flat_map(of);
+        status.addresses = addresses.map(|address| address.to_string()).collect();
+        let pool = grants.first().map(|grant| grant.lease.pool.clone());
+        status.pool = pool.unwrap_or_default();
+    }
+    let leased: Option<(ConditionStatus, String, String)> = match outcome {
+        Outcome::Granted(_) => Some((
+            ConditionStatus::True,
+            "Held".to_owned(),
+            "cidrd leases the addresses to this Vip".to_owned(),
+        )),
+        Outcome::Refused(reason, message, _) => {
+            Some((ConditionStatus::False, reason.clone(), message.clone()))
+        }
+        // Another lbaasd may know better.
+        Outcome::Away if !status.addresses.is_empty() || find(&status.conditions, "Leased").is_some() => None,
+        Outcome::Away => Some((
+            ConditionStatus::False,
+            "CidrdAway".to_owned(),
+            "cidrd can't be reached: lbaasd's log says why".to_owned(),
+        )),
+    };
+    let announced = announced(&status.announced_by);
+    let accepted = (accepted.0, accepted.1.to_owned(), accepted.2);
+    let said = [
+        ("Accepted", Some(accepted)),
+        ("Leased", leased),
+        ("Announced", Some(announced)),
+    ];
+    for (kind, said) in said {
+        let Some((state, reason, message)) = said else {
+            continue;
+        };
+        let condition = Condition {
+            kind: kind.to_owned(),
+            status: state,
+            reason,
+            message,
+            last_transition_time: now.to_string(),
+            observed_generation: generation,
+        };
+        set(&mut status.conditions, condition);
+    }
+    *status != before
+}
+
+/// Returns what the condition `Announced` says.
+pub fn announced(nodes: &[String]) -> (ConditionStatus, String, String) {
+    if nodes.is_empty() {
+        let message = "no node announces the addresses: does a BgpPeer select nodes that serve the Service?";
+        (ConditionStatus::False, "NoNode".to_owned(), message.to_owned())
+    } else {
+        let message = format!("announced by {}", nodes.join(", "));
+        (ConditionStatus::True, "Announced".to_owned(), message)
+    }
+}
+
+/// Brings a Vip's leases and status to what they should be.
+pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, VipError> {
+    if vip.metadata.deletion_timestamp.is_some() {
+        return end(&vip, &context).await;
+    }
+    if !vip.finalizers().iter().any(|name| name == FINALIZER) {
+        let finalizers = [vip.finalizers(), &[FINALIZER.to_owned()]].concat();
+        set_finalizers(&vip, &context.client, &finalizers).await?;
+        // The change of the object is the next event.
+        return Ok(Action::await_change());
+    }
+    let namespace = vip.namespace().unwrap_or_default();
+    let reference = ObjectRef::new(&vip.spec.service).within(&namespace);
+    let mut service = context.services.get(&reference);
+    let judge = |service: Option<&Service>| accepted(&vip, service);
+    if judge(service.as_deref()).0 != ConditionStatus::True {
+        // The store may be late.
+        let services: Api<Service> = Api::namespaced(context.client.clone(), &namespace);
+        service = services.get_opt(&vip.name_any()).await?.map(Arc::new);
+    }
+    let accepted = judge(service.as_deref());
+    let outcome = lease(&vip, &accepted, &context).await?;
+    if let Outcome::Refused(reason, message, _) = &outcome {
+        warn!(namespace, name = vip.name_any(), reason, message, "no lease");
+    }
+    let now = Timestamp::now();
+    let mut described = Vip::clone(&vip);
+    if describe(&mut described, accepted.clone(), &outcome, now) {
+        change_status(&context.client, &*vip, |current| {
+            current.metadata.deletion_timestamp.is_none()
+                && describe(current, accepted.clone(), &outcome, now)
+        })
+        .await?;
+    }
+    let is_accepted = accepted.0 == ConditionStatus::True;
+    Ok(Action::requeue(match outcome {
+        Outcome::Granted(_) if is_accepted => RENEW_EVERY,
+        Outcome::Granted(_) | Outcome::Refused(..) => LATER,
+        Outcome::Away => SOON,
+    }))
+}
+
+/// Renews what a Vip has, and gets it what it lacks.
+async fn lease(vip: &Vip, accepted: &Said, context: &Context) -> Result<Outcome, kube::Error> {
+    let uid = vip.uid().unwrap_or_default();
+    let away = |error: &ClientError| {
+        warn!(namespace = vip.namespace(), name = vip.name_any(), %error, "leases are not renewed");
+        Ok(Outcome::Away)
+    };
+    let held = match context.leases.renewed(&uid).await {
+        Ok(held) => held,
+        Err(error) => return away(&error),
+    };
+    if covers(&held, &asked(vip, "")) {
+        return Ok(Outcome::Granted(held));
+    }
+    let refused =
+        |reason: &str, message: &str| Outcome::Refused(reason.to_owned(), message.to_owned(), held.clone());
+    if accepted.0 != ConditionStatus::True {
+        return Ok(refused(accepted.1, &accepted.2));
+    }
+    let live = api_of(&context.client, vip).get_opt(&vip.name_any()).await?;
+    if live.is_none_or(|live| live.uid() != vip.uid() || live.metadata.deletion_timestamp.is_some()) {
+        return Ok(Outcome::Away);
+    }
+    let pools = context.pools.state();
+    let namespace = ObjectRef::new(&vip.namespace().unwrap_or_default());
+    let labels = context.namespaces.get(&namespace);
+    let labels = labels
+        .map(|namespace| namespace.labels().clone())
+        .unwrap_or_default();
+    let has = held.first().map(|grant| grant.lease.pool.as_str());
+    let candidates = match has
+        .or(Some(vip.spec.pool.as_str()))
+        .filter(|pool| !pool.is_empty())
+    {
+        Some(pool) => vec![pool],
+        None => choose(pools.iter().map(AsRef::as_ref), &labels, &vip.spec.ip_families),
+    };
+    let mut outcome = refused(
+        "NoPool",
+        "no public IpPool admits the namespace and has a free address of each family",
+    );
+    for pool in candidates {
+        match context.leases.put(&uid, &asked(vip, pool)).await {
+            Ok(grants) => return Ok(Outcome::Granted(grants)),
+            Err(ClientError::Refused(problem)) => {
+                outcome = refused(&problem.reason, &problem.detail);
+                if problem.reason != "Exhausted" {
+                    break;
+                }
+            }
+            Err(error) => return away(&error),
+        }
+    }
+    Ok(outcome)
+}
+
+/// Ends a Vip that is deleted, in an order in which nobody announces an address that another may get.
+async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
+    if !vip.finalizers().iter().any(|name| name == FINALIZER) {
+        return Ok(Action::await_change());
+    }
+    let (namespace, name, uid) = (
+        vip.namespace().unwrap_or_default(),
+        vip.name_any(),
+        vip.uid().unwrap_or_default(),
+    );
+    // The deadlines of announcers are not extended any more.
+    context.leases.forget(&uid);
+    // A cache may not have seen a node that was let announce.
+    let Some(vip) = api_of(&context.client, vip).get_opt(&name).await? else {
+        return Ok(Action::await_change());
+    };
+    let status = vip.status.clone().unwrap_or_default();
+    let (addresses, announcers) = (&status.addresses, &status.announcers);
+    let is_told = service::tells(&context.client, &vip, addresses).await?;
+    match ending(&vip, is_told, Timestamp::now()) {
+        Ending::Wait => return Ok(Action::requeue(SOON)),
+        Ending::Release => match context.leases.release(&uid).await {
+            Ok(()) => info!(namespace, name, ?addresses, "addresses released"),
+            Err(error) if is_late(&vip, Timestamp::now()) => {
+                warn!(namespace, name, ?addresses, %error, "not released: the lease ends by itself");
+            }
+            Err(error) => return Err(error.into()),
+        },
+        Ending::Leave => warn!(
+            namespace,
+            name,
+            ?addresses,
+            ?announcers,
+            is_told,
+            "nodes do not say that they withdrew, or the Service tells the address: the lease ends by itself"
+        ),
+    }
+    let others = vip.finalizers().iter().filter(|name| *name != FINALIZER);
+    let others: Vec<String> = others.cloned().collect();
+    match set_finalizers(&vip, &context.client, &others).await {
+        Err(kube::Error::Api(status)) if status.code == 404 => {}
+        set => set?,
+    }
+    Ok(Action::await_change())
+}
+
+/// What is to be done about the lease of a Vip that is deleted.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// Nothing yet: nodes may still say that they withdrew, and the Service's status may still change.
+    Wait,
+    /// It is released: nobody announces its addresses.
+    Release,
+    /// It ends by itself.
+    Leave,
+}
+
+/// Decides from the API server's copy of a Vip that is deleted. `is_told`: whether its Service tells its addresses.
+pub fn ending(vip: &Vip, is_told: bool, now: Timestamp) -> Ending {
+    let is_announced = vip
+        .status
+        .as_ref()
+        .is_some_and(|status| !status.announcers.is_empty());
+    if !is_told && !is_announced {
+        return Ending::Release;
+    }
+    if is_late(vip, now) {
+        Ending::Leave
+    } else {
+        Ending::Wait
+    }
+}
+
+/// Whether a Vip that is deleted has waited long enough.
+fn is_late(vip: &Vip, now: Timestamp) -> bool {
+    let deleted = vip.metadata.deletion_timestamp.as_ref();
+    let since = deleted.map(|deleted| now.duration_since(deleted.0));
+    let since = since.and_then(|since| Duration::try_from(since).ok());
+    since.unwrap_or_default() >= PATIENCE
+}
+
+async fn set_finalizers(vip: &Vip, client: &Client, finalizers: &[String]) -> Result<(), kube::Error> {
+    let metadata = json!({"metadata": {
+        "finalizers": finalizers, "uid": vip.uid(), "resourceVersion": vip.resource_version(),
+    }});
+    api_of(client, vip)
+        .patch(&vip.name_any(), &PatchParams::default(), &Patch::Merge(metadata))
+        .await
+        .map(drop)
+}
+
+#[cfg(test)]
+mod tests;

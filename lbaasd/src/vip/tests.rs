@@ -1,0 +1,117 @@
+use std::collections::BTreeMap;
+
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use thuban_api::condition::find;
+use thuban_api::{ConditionStatus, IpFamily, IpPool, Vip};
+
+use super::{Outcome, accepted, choose, describe};
+
+fn pool(name: &str, more: &Value) -> IpPool {
+    let mut pool = json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "IpPool", "metadata": {"name": name},
+        "spec": {"class": "public", "cidrs": ["203.0.113.0/24"], "allowedNamespaces": {}},
+        "status": {"free": 7, "conditions": [{"type": "Accepted", "status": "True", "reason": "Valid",
+            "message": "", "lastTransitionTime": ""}]},
+    });
+    for (path, value) in more.as_object().unwrap() {
+        *pool.pointer_mut(path).unwrap() = value.clone();
+    }
+    serde_json::from_value(pool).unwrap()
+}
+
+#[test]
+fn the_first_pool_that_can_give_an_address_is_chosen() {
+    let chosen = |pools: &[IpPool], families: &[IpFamily]| {
+        let names = choose(pools, &BTreeMap::new(), families);
+        names.first().map(|name| (*name).to_owned())
+    };
+    let v4 = [IpFamily::V4];
+    let good = pool("m", &json!({}));
+    assert_eq!(chosen(std::slice::from_ref(&good), &v4).as_deref(), Some("m"));
+    for other in [
+        pool(
+            "a",
+            &json!({"/spec/allowedNamespaces": {"matchLabels": {"tier": "gold"}}}),
+        ),
+        pool("a", &json!({"/spec/allowedNamespaces": null})),
+        pool("a", &json!({"/spec/class": "private"})),
+        pool("a", &json!({"/spec/cidrs": ["2001:db8::/120"]})),
+        pool("a", &json!({"/status/free": 0})),
+        pool("a", &json!({"/status/conditions/0/status": "False"})),
+    ] {
+        assert_eq!(chosen(std::slice::from_ref(&other), &v4), None, "{other:?}");
+        assert_eq!(chosen(&[good.clone(), other], &v4).as_deref(), Some("m"));
+    }
+    assert_eq!(chosen(&[good, pool("b", &json!({}))], &v4).as_deref(), Some("b"));
+    let both = pool("d", &json!({"/spec/cidrs": ["203.0.113.0/24", "2001:db8::/120"]}));
+    assert_eq!(
+        chosen(&[both], &[IpFamily::V4, IpFamily::V6]).as_deref(),
+        Some("d")
+    );
+}
+
+fn vip(status: &Value) -> Vip {
+    serde_json::from_value(json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Vip",
+        "metadata": {"name": "web", "namespace": "red", "generation": 3},
+        "spec": {"service": "web", "ipFamilies": ["IPv4"]}, "status": status,
+    }))
+    .unwrap()
+}
+
+fn valid() -> super::Said {
+    (ConditionStatus::True, "Valid", String::new())
+}
+
+#[test]
+fn a_cidrd_that_is_away_takes_no_address() {
+    let away = Outcome::Away;
+    let now = Timestamp::now();
+    let mut has = vip(&json!({"addresses": ["203.0.113.7"], "pool": "public"}));
+    assert!(describe(&mut has, valid(), &away, now));
+    let status = has.status.clone().unwrap();
+    assert_eq!(status.addresses, ["203.0.113.7"]);
+    assert!(
+        find(&status.conditions, "Leased").is_none(),
+        "another may know better"
+    );
+    assert!(!describe(&mut has, valid(), &away, now), "nothing new");
+    let lost = Outcome::Refused("Taken".into(), String::new(), Vec::new());
+    describe(&mut has, valid(), &lost, now);
+    assert!(has.status.unwrap().addresses.is_empty(), "another has it");
+    let mut has_none = vip(&json!({}));
+    describe(&mut has_none, valid(), &away, now);
+    let status = has_none.status.unwrap();
+    assert_eq!(
+        find(&status.conditions, "Leased").unwrap().status,
+        ConditionStatus::False
+    );
+}
+
+#[test]
+fn a_vip_without_its_service_is_not_accepted() {
+    let vip = vip(&json!({}));
+    assert_eq!(accepted(&vip, None).1, "ServiceNotFound");
+    let service = |kind: &str, class: Value| {
+        serde_json::from_value(json!({"metadata": {"name": "web", "uid": "s1"},
+            "spec": {"type": kind, "loadBalancerClass": class}}))
+        .unwrap()
+    };
+    let reason = |vip: &Vip, kind: &str, class: Value| accepted(vip, Some(&service(kind, class))).1;
+    assert_eq!(
+        reason(&vip, "LoadBalancer", Value::Null),
+        "ServiceNotServed",
+        "another's"
+    );
+    let mut own = vip.clone();
+    let owner = json!([{"apiVersion": "v1", "kind": "Service", "name": "web", "uid": "s1"}]);
+    own.metadata.owner_references = serde_json::from_value(owner).unwrap();
+    assert_eq!(reason(&own, "ClusterIP", Value::Null), "ServiceNotServed");
+    assert_eq!(
+        reason(&own, "LoadBalancer", json!("other/balancer")),
+        "ServiceNotServed"
+    );
+    assert_eq!(reason(&own, "LoadBalancer", Value::Null), "Valid");
+    assert_eq!(reason(&own, "LoadBalancer", json!("thuban.dev/vip")), "Valid");
+}

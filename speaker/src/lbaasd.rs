@@ -1,0 +1,287 @@
+//! Asks lbaasd what this node may announce, and reports what it announces.
+//!
+//! One request is outstanding at a time. The answer to a request that failed, took too long or became obsolete is
+//! never used.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::body::Bytes;
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE};
+use hyper::{Method, Request};
+use hyper_rustls::{FixedServerNameResolver, HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client as HttpClient;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use rustls::pki_types::pem::{self, PemObject};
+use rustls::pki_types::{CertificateDer, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use serde::Deserialize;
+use thiserror::Error;
+use thuban_api::routes::{Announced, LONGEST_ANSWER_SECONDS, Report, Routes, TLS_NAME};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tracing::{info, warn};
+
+use crate::deadlines::now;
+use crate::decide::Grant;
+use crate::sequence::Sequence;
+
+/// How long an answer may take.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(LONGEST_ANSWER_SECONDS + 15);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// The time between the beginnings of two requests.
+const INTERVAL: Duration = Duration::from_millis(100);
+/// The pause after the first failure.
+const PAUSE: Duration = Duration::from_secs(1);
+/// The longest pause after a failure.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// Bytes of the largest answer.
+const LARGEST_ANSWER: usize = 16 << 20;
+
+#[derive(Debug, Error)]
+pub enum LbaasdError {
+    #[error("reading {}: {source}", path.display())]
+    File { path: PathBuf, source: io::Error },
+    #[error("the CA bundle is no PEM text of certificates: {0}")]
+    Bundle(#[from] pem::Error),
+    #[error("TLS: {0}")]
+    Tls(#[from] rustls::Error),
+    #[error("no valid request: check the address and the token: {0}")]
+    Request(#[from] hyper::http::Error),
+    #[error("lbaasd can't be reached: {0}")]
+    Away(#[from] hyper_util::client::legacy::Error),
+    #[error("the answer broke off: {0}")]
+    Body(#[source] Box<dyn std::error::Error + Send + Sync>),
+    #[error("no answer of this version: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("lbaasd answers with status {status}: {detail}")]
+    Refused { status: u16, detail: String },
+    #[error("no answer in time")]
+    Silent,
+}
+
+impl LbaasdError {
+    /// Whether nothing of the request can have come to lbaasd.
+    fn reached_nobody(&self) -> bool {
+        matches!(self, Self::Away(error) if error.is_connect()) || matches!(self, Self::File { .. })
+    }
+}
+
+/// What lbaasd says of a request that it refuses.
+#[derive(Deserialize)]
+struct Problem {
+    detail: String,
+}
+
+type Http = HttpClient<HttpsConnector<HttpConnector>, Full<Bytes>>;
+
+/// Where lbaasd is, and the files by which the two know each other. The files may change.
+#[derive(Clone, Debug)]
+pub struct Place {
+    /// `host:port`
+    pub address: String,
+    pub ca_file: PathBuf,
+    pub token_file: PathBuf,
+}
+
+/// A connection to lbaasd.
+pub struct Client {
+    place: Place,
+    /// With the CA bundle by which it verifies lbaasd.
+    http: Option<(String, Http)>,
+}
+
+impl Client {
+    pub fn new(place: Place) -> Self {
+        Self { place, http: None }
+    }
+
+    /// Sends a report, and returns the answer. The caller may drop the future, which abandons the request.
+    pub async fn ask(&mut self, report: &Report) -> Result<Routes, LbaasdError> {
+        let exchange = timeout(REQUEST_TIMEOUT, self.exchange(report)).await;
+        exchange.unwrap_or(Err(LbaasdError::Silent))
+    }
+
+    async fn exchange(&mut self, report: &Report) -> Result<Routes, LbaasdError> {
+        let token = read(&self.place.token_file).await?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(format!("https://{}/v1/routes", self.place.address))
+            .header(CONTENT_TYPE, "application/json")
+            .header(AUTHORIZATION, format!("Bearer {}", token.trim()))
+            .body(Full::from(serde_json::to_vec(report)?))?;
+        let response = self.http().await?.request(request).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
+        let body = body.map_err(LbaasdError::Body)?.to_bytes();
+        if status != hyper::StatusCode::OK {
+            let problem = serde_json::from_slice::<Problem>(&body);
+            return Err(LbaasdError::Refused {
+                status: status.as_u16(),
+                detail: problem.map(|problem| problem.detail).unwrap_or_default(),
+            });
+        }
+        Ok(serde_json::from_slice(&body)?)
+    }
+
+    /// Returns the client for the CA bundle as it is now.
+    async fn http(&mut self) -> Result<Http, LbaasdError> {
+        let bundle = read(&self.place.ca_file).await?;
+        if let Some((known, http)) = &self.http
+            && *known == bundle
+        {
+            return Ok(http.clone());
+        }
+        let http = client(&bundle)?;
+        self.http = Some((bundle, http.clone()));
+        Ok(http)
+    }
+}
+
+async fn read(path: &PathBuf) -> Result<String, LbaasdError> {
+    let content = tokio::fs::read_to_string(path).await;
+    content.map_err(|source| LbaasdError::File {
+        path: path.clone(),
+        source,
+    })
+}
+
+fn client(bundle: &str) -> Result<Http, LbaasdError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_slice_iter(bundle.as_bytes()) {
+        roots.add(certificate?)?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let config = builder.with_root_certificates(roots).with_no_client_auth();
+    let name = ServerName::try_from(TLS_NAME).map_err(|_| rustls::Error::UnsupportedNameType)?;
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(config)
+        .https_only()
+        .with_server_name_resolver(FixedServerNameResolver::new(name))
+        .enable_http1()
+        .wrap_connector(tcp);
+    Ok(HttpClient::builder(TokioExecutor::new()).build(connector))
+}
+
+/// An answer of lbaasd.
+#[derive(Debug)]
+pub struct Answer {
+    pub routes: Routes,
+    /// When the request was sent, by CLOCK_BOOTTIME.
+    pub sent: Duration,
+    /// Dropped when the answer has taken effect. The next request waits for that.
+    pub applied: oneshot::Sender<()>,
+}
+
+/// What a node says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Said {
+    pub announced: Vec<Announced>,
+    pub serves: Vec<IpAddr>,
+}
+
+/// What a request says, and what is no longer granted because of that.
+#[derive(Debug)]
+pub struct Told {
+    pub said: Said,
+    pub renounced: BTreeMap<IpAddr, Grant>,
+}
+
+/// What the task that asks lbaasd wants of the one that decides.
+#[derive(Debug)]
+pub enum Ask {
+    /// What to report. Everything else is renounced. The answer is `None` as long as that is not known.
+    Report(oneshot::Sender<Option<Told>>),
+    /// The request reached nobody, so nothing was renounced.
+    TakeBack(BTreeMap<IpAddr, Grant>),
+}
+
+/// Asks lbaasd again and again. `said`: what a report would say now; when it changes, another request replaces the one
+/// that is under way.
+pub async fn follow(
+    mut client: Client,
+    mut sequence: Sequence,
+    asks: mpsc::Sender<Ask>,
+    mut said: watch::Receiver<Option<Said>>,
+    answers: mpsc::Sender<Answer>,
+) {
+    let mut version = String::new();
+    let mut pause = PAUSE;
+    loop {
+        let begun = Instant::now();
+        let (ask, told) = oneshot::channel();
+        if asks.send(Ask::Report(ask)).await.is_err() {
+            return;
+        }
+        let Ok(Some(Told {
+            said: known,
+            renounced,
+        })) = told.await
+        else {
+            sleep(INTERVAL).await;
+            continue;
+        };
+        if !renounced.is_empty() {
+            // The node has less than the last answer gave.
+            version.clear();
+        }
+        let report = Report {
+            sequence: sequence.number(),
+            announced: known.announced.clone(),
+            serves: known.serves.clone(),
+            version: version.clone(),
+        };
+        let sent = now();
+        let obsolete = async {
+            sleep_until(begun + INTERVAL).await;
+            let _ = said.wait_for(|now| now.as_ref() != Some(&known)).await;
+        };
+        let asked = tokio::select! {
+            asked = client.ask(&report) => asked,
+            () = obsolete => continue,
+        };
+        match asked {
+            Ok(routes) => {
+                if pause != PAUSE || version.is_empty() {
+                    info!("lbaasd answers");
+                }
+                pause = PAUSE;
+                version.clone_from(&routes.version);
+                if let Err(error) = sequence.raise(routes.sequence) {
+                    warn!(%error, "the numbers of requests are not kept");
+                }
+                let (applied, wait) = oneshot::channel();
+                let answer = Answer {
+                    routes,
+                    sent,
+                    applied,
+                };
+                if answers.send(answer).await.is_err() {
+                    return;
+                }
+                let _ = wait.await;
+                sleep_until(begun + INTERVAL).await;
+            }
+            Err(error) => {
+                if error.reached_nobody() && asks.send(Ask::TakeBack(renounced)).await.is_err() {
+                    return;
+                }
+                if pause == PAUSE {
+                    warn!(%error, "lbaasd gives no answer, trying again");
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(MAX_PAUSE);
+            }
+        }
+    }
+}

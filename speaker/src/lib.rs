@@ -1,0 +1,28 @@
+//! The speaker: announces the addresses of load balancers from its node by BGP, through gobgpd.
+//!
+//! Invariant: a route is announced only while lbaasd has granted it, and while transitd serves its address. What
+//! lbaasd is told never leaves out a route that gobgpd may have.
+
+pub mod deadlines;
+pub mod decide;
+pub mod gobgp;
+pub mod lbaasd;
+pub mod metrics;
+pub mod reconcile;
+pub mod sequence;
+pub mod transitd;
+
+use std::path::PathBuf;
+
+use hyper_util::rt::TokioIo;
+use tokio::net::UnixStream;
+use tonic::transport::{Channel, Endpoint};
+
+/// Returns a channel to the gRPC server at a Unix socket. The first call connects.
+fn channel(socket: PathBuf) -> Channel {
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move { UnixStream::connect(socket).await.map(TokioIo::new) }
+    });
+    Endpoint::from_static("http://local").connect_with_connector_lazy(connector)
+}

@@ -1,0 +1,229 @@
+//! The process: listens to lbaasd and transitd, and keeps gobgpd to what follows from both.
+
+use std::io::ErrorKind;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, Parser};
+use thuban_proto::DEFAULT_CNI_SOCKET;
+use thuban_speaker::deadlines::{Deadlines, now};
+use thuban_speaker::gobgp::{Gobgp, NextHops};
+use thuban_speaker::lbaasd::{self, Ask, Client, Place};
+use thuban_speaker::reconcile::Reconciler;
+use thuban_speaker::sequence::Sequence;
+use thuban_speaker::{metrics, transitd};
+use thuban_telemetry::process;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{mpsc, watch};
+use tokio::time::sleep;
+use tracing::{info, warn};
+
+/// The socket of gobgpd.
+const GOBGPD_SOCKET: &str = "/run/gobgpd/api.sock";
+/// The longest time between two passes.
+const PASS: Duration = Duration::from_secs(1);
+
+/// Announces the addresses of load balancers from a node by BGP.
+#[derive(Debug, Parser)]
+#[command(version)]
+enum Command {
+    /// Becomes gobgpd, with its gRPC API at a Unix socket alone
+    Gobgpd {
+        /// Unix socket of gobgpd.
+        #[arg(long, env = "THUBAN_GOBGPD_SOCKET", default_value = GOBGPD_SOCKET)]
+        gobgpd_socket: PathBuf,
+        /// The program.
+        #[arg(long, env = "THUBAN_GOBGPD", default_value = "/bin/gobgpd")]
+        gobgpd: PathBuf,
+    },
+    /// Asks whether gobgpd answers
+    Alive {
+        /// Unix socket of gobgpd.
+        #[arg(long, env = "THUBAN_GOBGPD_SOCKET", default_value = GOBGPD_SOCKET)]
+        gobgpd_socket: PathBuf,
+    },
+    /// Tells gobgpd what to announce
+    Run(Settings),
+}
+
+#[derive(Debug, Args)]
+struct Settings {
+    /// Host and port of lbaasd.
+    #[arg(long, env = "THUBAN_LBAASD_ADDRESS")]
+    lbaasd_address: String,
+    /// File with the CAs that verify lbaasd, as PEM.
+    #[arg(long, env = "THUBAN_LBAASD_CA_FILE")]
+    ca_file: PathBuf,
+    /// File with the token by which lbaasd knows this node.
+    #[arg(long, env = "THUBAN_LBAASD_TOKEN_FILE")]
+    token_file: PathBuf,
+    /// Addresses of the node, separated by commas: the first IPv4 one is router id and next hop of IPv4 routes, the
+    /// first IPv6 one next hop of IPv6 routes. Without IPv6, no IPv6 routes are announced.
+    #[arg(long, env = "THUBAN_NODE_IPS", value_delimiter = ',', required = true)]
+    node_ips: Vec<IpAddr>,
+    /// Unix socket of gobgpd.
+    #[arg(long, env = "THUBAN_GOBGPD_SOCKET", default_value = GOBGPD_SOCKET)]
+    gobgpd_socket: PathBuf,
+    /// Unix socket of transitd.
+    #[arg(long, env = "THUBAN_TRANSITD_SOCKET", default_value = DEFAULT_CNI_SOCKET)]
+    transitd_socket: PathBuf,
+    /// Folder of what outlives the process. It must outlive reboots too.
+    #[arg(long, env = "THUBAN_STATE_FOLDER", default_value = "/var/lib/thuban/speaker")]
+    state_folder: PathBuf,
+    /// TCP port of metrics and health probes, at the node's IPv4 address. 0 turns them off.
+    #[arg(long, env = "THUBAN_SPEAKER_METRICS_PORT", default_value_t = 6090)]
+    metrics_port: u16,
+}
+
+#[tokio::main]
+async fn main() -> Result<()> {
+    let settings = match Command::parse() {
+        Command::Run(settings) => settings,
+        Command::Gobgpd {
+            gobgpd_socket,
+            gobgpd,
+        } => return Err(become_gobgpd(&gobgpd, &gobgpd_socket)),
+        Command::Alive { gobgpd_socket } => {
+            Gobgp::new(gobgpd_socket).asn().await?;
+            return Ok(());
+        }
+    };
+    process::begin("info");
+    let terminate = signal(SignalKind::terminate())?;
+    let interrupt = signal(SignalKind::interrupt())?;
+    let next_hops = next_hops(&settings.node_ips)?;
+    if settings.metrics_port != 0 {
+        let address = SocketAddr::new(next_hops.v4.into(), settings.metrics_port);
+        let setting = "THUBAN_SPEAKER_METRICS_PORT";
+        tokio::spawn(thuban_telemetry::serve(address, setting, metrics::pages()));
+    }
+    let deadlines = Deadlines::new(&settings.state_folder)?;
+    let sequence = Sequence::begin(&settings.state_folder)?;
+    let mut reconciler = Reconciler::new(Gobgp::new(settings.gobgpd_socket), deadlines, next_hops);
+    let client = Client::new(Place {
+        address: settings.lbaasd_address,
+        ca_file: settings.ca_file,
+        token_file: settings.token_file,
+    });
+    run(
+        &mut reconciler,
+        (client, sequence),
+        settings.transitd_socket,
+        terminate,
+        interrupt,
+    )
+    .await?;
+    // gobgpd goes on. If it ends too, it ends its sessions.
+    info!("the routes stay as they are");
+    Ok(())
+}
+
+fn next_hops(addresses: &[IpAddr]) -> Result<NextHops> {
+    let v4 = addresses.iter().find_map(|address| match address {
+        IpAddr::V4(address) => Some(*address),
+        IpAddr::V6(_) => None,
+    });
+    let v6 = addresses.iter().find_map(|address| match address {
+        IpAddr::V6(address) => Some(*address),
+        IpAddr::V4(_) => None,
+    });
+    let v4 = v4.context("THUBAN_NODE_IPS: an IPv4 address of the node is needed, as the router id")?;
+    Ok(NextHops { v4, v6 })
+}
+
+/// Runs gobgpd in place of this process. Returns only if that fails.
+fn become_gobgpd(program: &Path, socket: &Path) -> anyhow::Error {
+    // gobgpd goes on without an API if the file of an earlier one is there.
+    if let Err(error) = std::fs::remove_file(socket)
+        && error.kind() != ErrorKind::NotFound
+    {
+        return anyhow::Error::new(error).context(format!("removing {}", socket.display()));
+    }
+    let error = std::process::Command::new(program)
+        .arg(format!("--api-hosts=unix://{}", socket.display()))
+        // Without these it serves HTTP.
+        .args(["--pprof-disable", "--metrics-path=", "--log-plain"])
+        .exec();
+    anyhow::Error::new(error).context(format!("starting {}", program.display()))
+}
+
+/// Works until a signal comes.
+async fn run(
+    reconciler: &mut Reconciler,
+    (client, sequence): (Client, Sequence),
+    transitd_socket: PathBuf,
+    mut terminate: Signal,
+    mut interrupt: Signal,
+) -> Result<()> {
+    let (served_sender, mut served) = watch::channel(None);
+    let (report, said) = watch::channel(None);
+    let (answers_sender, mut answers) = mpsc::channel(1);
+    tokio::spawn(transitd::follow(transitd_socket, served_sender));
+    let (asks_sender, mut asks) = mpsc::channel::<Ask>(1);
+    tokio::spawn(lbaasd::follow(
+        client,
+        sequence,
+        asks_sender,
+        said,
+        answers_sender,
+    ));
+    let mut last_answer = now();
+    let mut is_failing = false;
+    loop {
+        let mut applied = None;
+        let wait = reconciler
+            .next()
+            .map_or(PASS, |next| next.saturating_sub(now()).min(PASS));
+        tokio::select! {
+            () = sleep(wait) => {}
+            changed = served.changed() => {
+                if changed.is_err() {
+                    bail!("the look at transitd ended");
+                }
+            }
+            answer = answers.recv() => {
+                let Some(answer) = answer else {
+                    bail!("the look at lbaasd ended");
+                };
+                reconciler.answered(answer.routes, answer.sent);
+                last_answer = now();
+                applied = Some(answer.applied);
+                metrics::ready();
+            }
+            ask = asks.recv() => {
+                let Some(ask) = ask else {
+                    bail!("the look at lbaasd ended");
+                };
+                match ask {
+                    Ask::Report(told) => drop(told.send(reconciler.renounce())),
+                    Ask::TakeBack(renounced) => reconciler.take_back(renounced),
+                }
+            }
+            _ = terminate.recv() => return Ok(()),
+            _ = interrupt.recv() => return Ok(()),
+        }
+        if let Some(served) = served.borrow_and_update().clone() {
+            reconciler.served(served);
+        }
+        match reconciler.reconcile().await {
+            Ok(()) => is_failing = false,
+            Err(error) if !is_failing => {
+                is_failing = true;
+                warn!(%error, "trying again");
+            }
+            Err(_) => {}
+        }
+        report.send_if_modified(|known| {
+            let new = reconciler.report();
+            let is_new = *known != new;
+            *known = new;
+            is_new
+        });
+        metrics::since_answer(now().saturating_sub(last_answer));
+        // The next request reports what the answer has led to.
+        drop(applied);
+    }
+}

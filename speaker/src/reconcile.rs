@@ -1,0 +1,278 @@
+//! Brings gobgpd to what was decided: BGP, routes, then peers.
+//!
+//! Each pass begins with what gobgpd says of itself, and ends at the first failure. The next pass goes on.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use thiserror::Error;
+use tracing::{info, warn};
+
+use crate::deadlines::{Deadlines, DeadlinesError, now};
+use crate::decide::{Form, Grant, State, Step};
+use crate::gobgp::{self, Gobgp, GobgpError, NextHops};
+use crate::lbaasd::{Said, Told};
+use crate::metrics;
+use crate::transitd::Served;
+use thuban_api::routes::{Announced, Peer, Routes};
+
+/// How often gobgpd's routes are listed. Requests that gobgpd carried out too late show then.
+const LIST: Duration = Duration::from_secs(30);
+/// How long routes may be changed without a look at what has been heard meanwhile.
+const LONGEST_PASS: Duration = Duration::from_secs(1);
+
+/// How long a session is established before BFD begins.
+const SETTLED: Duration = Duration::from_secs(1);
+/// How long routers may keep routes of a gobgpd that has ended, if nothing is known of the routers.
+const KEPT: Duration = Duration::from_mins(5);
+
+#[derive(Debug, Error)]
+pub enum ReconcileError {
+    #[error(transparent)]
+    Gobgp(#[from] GobgpError),
+    #[error(transparent)]
+    Deadlines(#[from] DeadlinesError),
+}
+
+#[derive(Debug)]
+pub struct Reconciler {
+    gobgp: Gobgp,
+    deadlines: Deadlines,
+    state: State,
+    next_hops: NextHops,
+    /// `None`: lbaasd has not answered yet.
+    peers: Option<Vec<Peer>>,
+    /// The peers as they were last set in gobgpd. So a difference in how gobgpd lists a peer resets no session twice.
+    set: BTreeMap<IpAddr, Peer>,
+    /// Since when sessions have been established, by addresses of peers.
+    up_since: BTreeMap<String, Duration>,
+    /// Whether gobgpd has been asked what it has since the speaker started.
+    is_adopted: bool,
+    /// Whether gobgpd rejects routes of its peers since it started.
+    is_configured: bool,
+    /// Whether gobgpd has started anew, and has no peers since.
+    has_restarted: bool,
+    /// When gobgpd's routes are to be listed.
+    list_at: Duration,
+}
+
+impl Reconciler {
+    pub fn new(gobgp: Gobgp, deadlines: Deadlines, next_hops: NextHops) -> Self {
+        let state = State::new(deadlines.read(), now());
+        Self {
+            gobgp,
+            deadlines,
+            state,
+            next_hops,
+            peers: None,
+            set: BTreeMap::new(),
+            up_since: BTreeMap::new(),
+            is_adopted: false,
+            is_configured: false,
+            has_restarted: false,
+            list_at: Duration::ZERO,
+        }
+    }
+
+    /// Takes an answer of lbaasd.
+    pub fn answered(&mut self, answer: Routes, sent: Duration) {
+        self.state.answered(answer.routes, sent);
+        self.peers = Some(answer.peers);
+    }
+
+    /// Takes an answer of transitd.
+    pub fn served(&mut self, served: Served) {
+        self.state.served(served.addresses, served.at);
+    }
+
+    /// Returns what lbaasd would be told; `None` while gobgpd has not said what it has.
+    pub fn report(&self) -> Option<Said> {
+        self.is_adopted.then(|| self.said(self.state.report(now())))
+    }
+
+    /// Returns what lbaasd is told. Nothing else is granted from then on, also after a restart; `None` if that can't be
+    /// written.
+    pub fn renounce(&mut self) -> Option<Told> {
+        if !self.is_adopted {
+            return None;
+        }
+        let (announced, renounced) = self.state.renounce(now());
+        if let Err(error) = self.deadlines.write(self.state.granted()) {
+            warn!(%error, "lbaasd is not asked");
+            return None;
+        }
+        let said = self.said(announced);
+        Some(Told { said, renounced })
+    }
+
+    /// Takes back what was renounced, for the request reached nobody.
+    pub fn take_back(&mut self, renounced: BTreeMap<IpAddr, Grant>) {
+        self.state.take_back(renounced);
+    }
+
+    fn said(&self, announced: Vec<Announced>) -> Said {
+        let can_announce = |address: &IpAddr| self.next_hops.of(*address).is_some();
+        let serves = self.state.serves().iter().copied().filter(can_announce);
+        Said {
+            announced,
+            serves: serves.collect(),
+        }
+    }
+
+    /// Returns the next time at which a pass is needed, if nothing is heard until then.
+    pub fn next(&self) -> Option<Duration> {
+        self.state.next(now())
+    }
+
+    /// Makes a pass.
+    pub async fn reconcile(&mut self) -> Result<(), ReconcileError> {
+        let result = self.pass().await;
+        if result.is_err() {
+            self.list_at = Duration::ZERO;
+        }
+        metrics::routes(self.state.report(now()).len(), self.state.count(Form::Lengthened));
+        result
+    }
+
+    async fn pass(&mut self) -> Result<(), ReconcileError> {
+        let Some(asn) = self.start().await? else {
+            return Ok(());
+        };
+        self.list().await?;
+        if self.sync_routes(asn).await? {
+            self.sync_peers().await?;
+        }
+        Ok(())
+    }
+
+    /// Starts BGP if needed, and returns the AS number. `None`: the AS number is not known yet.
+    async fn start(&mut self) -> Result<Option<u32>, ReconcileError> {
+        let known = self.gobgp.asn().await?;
+        let first = self.peers.as_ref().and_then(|peers| peers.first());
+        let Some(asn) = known.or(first.map(|peer| peer.local_asn)) else {
+            self.restarted();
+            return Ok(None);
+        };
+        if known.is_none() {
+            self.restarted();
+            self.gobgp.start(asn, self.next_hops.v4).await?;
+            info!(asn, router_id = %self.next_hops.v4, "BGP started");
+        }
+        if !self.is_configured {
+            self.gobgp.reject_routes_of_peers().await?;
+            self.is_configured = true;
+        }
+        Ok(Some(asn))
+    }
+
+    /// Notes that gobgpd has nothing of what it was asked for.
+    fn restarted(&mut self) {
+        let peers = self.peers.iter().flatten();
+        let times = peers.map(|peer| u64::from(peer.hold_seconds) + u64::from(peer.graceful_restart_seconds));
+        let kept = times.max().map_or(KEPT, Duration::from_secs);
+        self.state.emptied(now().saturating_add(kept));
+        self.set.clear();
+        (self.is_adopted, self.is_configured, self.has_restarted) = (true, false, true);
+    }
+
+    async fn list(&mut self) -> Result<(), ReconcileError> {
+        let now = now();
+        if self.is_adopted && now < self.list_at {
+            return Ok(());
+        }
+        let listed = self.gobgp.routes().await?;
+        if self.is_adopted {
+            self.state.listed(&listed);
+        } else {
+            if !listed.is_empty() {
+                info!(count = listed.len(), "gobgpd has routes of an earlier speaker");
+            }
+            self.state.adopt(listed);
+            self.is_adopted = true;
+        }
+        self.list_at = now.saturating_add(LIST);
+        Ok(())
+    }
+
+    /// Withdraws and announces routes. Deadlines are in the file before a route is announced. Returns whether there was
+    /// time for all.
+    async fn sync_routes(&mut self, asn: u32) -> Result<bool, ReconcileError> {
+        let end = now().saturating_add(LONGEST_PASS);
+        let written = self.deadlines.write(self.state.granted());
+        for step in self.state.steps(now()) {
+            let (address, next_hop) = match step {
+                Step::Delete(address) => (address, self.next_hops.of(address).unwrap_or(address)),
+                Step::Add(address, _) => match self.next_hops.of(address) {
+                    Some(next_hop) if written.is_ok() => (address, next_hop),
+                    _ => continue,
+                },
+            };
+            if now() > end {
+                return Ok(false);
+            }
+            if self.state.begin(&step, now()) {
+                self.gobgp.carry_out(&step, next_hop, asn).await?;
+                self.state.done(&step);
+                log(&step, address);
+            }
+        }
+        written?;
+        Ok(true)
+    }
+
+    async fn sync_peers(&mut self) -> Result<(), ReconcileError> {
+        let listed = self.gobgp.peers().await?;
+        let now = now();
+        let before = std::mem::take(&mut self.up_since);
+        for peer in listed.iter().filter(|peer| gobgp::is_established(peer)) {
+            let address = gobgp::address(peer);
+            let since = before.get(address).copied().unwrap_or(now);
+            self.up_since.insert(address.to_owned(), since);
+        }
+        metrics::peers(self.up_since.len(), listed.len() - self.up_since.len());
+        let Some(wanted) = &self.peers else {
+            return Ok(());
+        };
+        let find = |address: &str| listed.iter().find(|peer| gobgp::address(peer) == address);
+        for peer in &listed {
+            let address = gobgp::address(peer);
+            if !wanted.iter().any(|wanted| wanted.address.to_string() == address) {
+                self.gobgp.delete_peer(address.to_owned()).await?;
+                info!(address, "peer deleted");
+            }
+        }
+        for peer in wanted {
+            let (name, address) = (&peer.name, peer.address.to_string());
+            let known = find(&address);
+            match known {
+                Some(known) if self.set.get(&peer.address) == Some(peer) || gobgp::is_equal(known, peer) => {
+                    let since = self.up_since.get(&address);
+                    let is_settled = since.is_some_and(|since| now.saturating_sub(*since) >= SETTLED);
+                    if let Some(is_on) = gobgp::change_of_bfd(known, peer, is_settled) {
+                        self.gobgp.set_bfd(peer, is_on).await?;
+                        info!(name, address, is_on, "BFD of a peer");
+                    }
+                    continue;
+                }
+                Some(_) => self.gobgp.delete_peer(address.clone()).await?,
+                None => {}
+            }
+            self.gobgp.add_peer(peer, self.has_restarted).await?;
+            self.set.insert(peer.address, peer.clone());
+            info!(name, address, is_new = known.is_none(), "peer set");
+        }
+        self.has_restarted = false;
+        Ok(())
+    }
+}
+
+fn log(step: &Step, address: IpAddr) {
+    match step {
+        Step::Add(_, Form::Plain) => info!(%address, "route announced"),
+        Step::Add(_, Form::Lengthened) => {
+            warn!(%address, "transitd is silent: the route's AS path is longer");
+        }
+        Step::Delete(_) => info!(%address, "route withdrawn"),
+    }
+}

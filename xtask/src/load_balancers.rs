@@ -1,0 +1,90 @@
+//! What load balancers need besides Thuban: the image with cidrd, lbaasd, the speaker and gobgpd, and the manifests of
+//! `install/load-balancers/`.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Context, Result};
+use thuban_cluster::Cluster;
+
+use crate::build::{Profile, images_files, release_of, root, stripped};
+use crate::go_tools::GoTools;
+use crate::images::{self, Image};
+use crate::install::{NAMESPACE, wait, workload};
+use crate::progress;
+
+const GOBGPD: GoTools = GoTools {
+    name: "gobgpd",
+    modules: "speaker/gobgpd",
+    files: &["go.mod", "go.sum"],
+    tags: "",
+    needs_c: false,
+    flags: "",
+    packages: &["tool"],
+    tests: &[],
+    binaries: &["gobgpd"],
+};
+/// The packages of the image, whose binaries have these names.
+const PACKAGES: [&str; 3] = ["cidrd", "lbaasd", "thuban-speaker"];
+
+/// Builds gobgpd if it doesn't exist; returns its folder.
+pub fn ensure_gobgpd() -> Result<PathBuf> {
+    progress::watched("building gobgpd", || GOBGPD.ensure())
+}
+
+/// Returns the image, which is made if it is out of date. The tests' binaries must have been built.
+pub fn archive(profile: Profile) -> Result<PathBuf> {
+    if profile == Profile::Release {
+        release_of(&PACKAGES, &[])?;
+    }
+    let work = images_files(profile)?;
+    let binaries = profile.binaries()?;
+    let mut files = vec![(ensure_gobgpd()?.join("gobgpd"), "/bin/gobgpd".to_owned())];
+    for name in PACKAGES {
+        let binary = stripped(&binaries.join(name), &work.join(name), "--strip-debug")?;
+        files.push((binary, format!("/bin/{name}")));
+    }
+    let image = Image {
+        archive: "load-balancers.tar",
+        name: images::LOAD_BALANCERS,
+        files,
+        links: &[],
+        entrypoint: &[],
+        command: &[],
+    };
+    image.write(&profile.images().join("more"))
+}
+
+/// Imports the image on all nodes.
+pub fn import(cluster: &Cluster) -> Result<()> {
+    cluster.import_image(&archive(Profile::of(cluster.name()))?)
+}
+
+/// Installs what load balancers need on a cluster that has Thuban, and waits until it works.
+pub fn install(cluster: &Cluster) -> Result<()> {
+    import(cluster)?;
+    let folder = root().join("install/load-balancers");
+    let mut files: Vec<PathBuf> = fs::read_dir(&folder)
+        .with_context(|| format!("reading {}", folder.display()))?
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .collect();
+    files.sort();
+    for file in files {
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        cluster
+            .kubectl_apply(&text)
+            .with_context(|| format!("applying {}", file.display()))?;
+    }
+    for (name, wanted, ready) in [
+        ("deployment/thuban-cidrd", "replicas", "readyReplicas"),
+        ("deployment/thuban-lbaasd", "replicas", "readyReplicas"),
+        (
+            "daemonset/thuban-speaker",
+            "desiredNumberScheduled",
+            "numberReady",
+        ),
+    ] {
+        wait(name, || workload(cluster, NAMESPACE, name, wanted, ready))?;
+    }
+    Ok(())
+}
