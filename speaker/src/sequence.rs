@@ -1,14 +1,18 @@
 //! Numbers the requests of a node, so that each is higher than all before it, also after a restart or a reboot.
+//!
+//! A number has the number of the start in its upper bits. That is at least the time in seconds, so that a node whose
+//! file was lost begins above requests that may still be under way.
 
 use std::fs::{File, rename};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 
 const FILE: &str = "generation";
 /// Bits of the number that count requests of one start.
-const COUNTED: u32 = 32;
+const COUNTED: u32 = 24;
 
 #[derive(Debug, Error)]
 pub enum SequenceError {
@@ -27,7 +31,7 @@ impl Sequence {
     /// Begins above all numbers of earlier starts. The folder must outlive reboots.
     pub fn begin(folder: &Path) -> Result<Self, SequenceError> {
         let path = folder.join(FILE);
-        let before: u32 = match std::fs::read_to_string(&path) {
+        let before: u64 = match std::fs::read_to_string(&path) {
             // lbaasd says how high it must be if the file says nothing.
             Ok(text) => text.trim().parse().unwrap_or_default(),
             Err(error) if error.kind() == io::ErrorKind::NotFound => 0,
@@ -37,7 +41,7 @@ impl Sequence {
             folder: folder.to_path_buf(),
             last: 0,
         };
-        begun.begin_generation(u64::from(before) + 1)?;
+        begun.begin_generation(before.saturating_add(1).max(seconds()))?;
         Ok(begun)
     }
 
@@ -61,7 +65,7 @@ impl Sequence {
         if known <= self.last {
             return Ok(());
         }
-        self.begin_generation((known >> COUNTED) + 1)
+        self.begin_generation(((known >> COUNTED) + 1).max(seconds()))
     }
 
     /// Returns the number of a new request.
@@ -69,6 +73,12 @@ impl Sequence {
         self.last += 1;
         self.last
     }
+}
+
+/// Returns the seconds since 1970.
+fn seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.unwrap_or_default().as_secs()
 }
 
 #[cfg(test)]
@@ -90,10 +100,10 @@ mod tests {
         }
         std::fs::write(folder.join("generation"), "x").unwrap();
         let mut sequence = Sequence::begin(&folder).unwrap();
-        assert!(sequence.number() < last, "forgotten");
         sequence.raise(last).unwrap();
-        assert!(sequence.number() >> 32 > last >> 32);
-        assert!(Sequence::begin(&folder).unwrap().number() >> 32 > (last >> 32) + 1);
+        let raised = sequence.number();
+        assert!(raised > last);
+        assert!(Sequence::begin(&folder).unwrap().number() > raised);
         std::fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -321,12 +321,14 @@ struct Node {
 
 impl Node {
     fn begin(&mut self) {
-        // The file of numbers is lost now and then.
-        self.sequence = if self.world.chance(4) {
+        // The file of numbers is lost now and then: the clock is not.
+        let start = self.world.now().as_secs();
+        let file = if self.world.chance(4) {
             0
         } else {
-            ((self.sequence >> 32) + 1) << 32
+            (self.sequence >> 24) + 1
         };
+        self.sequence = file.max(start) << 24;
         // The file of deadlines is what was granted.
         self.state = State::new(self.state.granted().clone(), self.world.now());
         let has = self.world.announced.lock().unwrap().contains_key(self.name);
@@ -378,6 +380,7 @@ impl Node {
         loop {
             self.carry_out();
             if self.world.chance(40) {
+                sleep(Duration::from_secs(2)).await;
                 self.begin();
                 version = String::new();
             }
@@ -425,7 +428,7 @@ impl Node {
                     Ok(Ok(routes)) => {
                         version.clone_from(&routes.version);
                         if routes.sequence > self.sequence {
-                            self.sequence = ((routes.sequence >> 32) + 1) << 32;
+                            self.sequence = ((routes.sequence >> 24) + 1) << 24;
                         }
                         self.state.answered(routes.routes, sent);
                         break;
