@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cidrd::client::{Client as Cidrd, ClientError, Grant};
@@ -50,6 +50,10 @@ impl Leases {
         }
     }
 
+    fn held(&self) -> MutexGuard<'_, HashMap<String, Held>> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     async fn connection(&self) -> Result<Cidrd, ClientError> {
         let mut connection = self.connection.lock().await;
         if let Some((since, client)) = &*connection
@@ -81,7 +85,7 @@ impl Leases {
     /// Returns what the holder has, renewed not long ago. An error leaves what it has.
     pub async fn renewed(&self, uid: &str) -> Result<Vec<Grant>, ClientError> {
         let known = {
-            let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+            let held = self.held();
             held.get(uid)
                 .filter(|held| held.renewed.elapsed() < RENEW_EVERY && !held.grants.is_empty())
                 .map(|held| held.grants.clone())
@@ -108,10 +112,7 @@ impl Leases {
 
     /// Forgets the holders that are gone.
     pub fn retain(&self, is_there: impl Fn(&str) -> bool) {
-        self.held
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .retain(|uid, _| is_there(uid));
+        self.held().retain(|uid, _| is_there(uid));
     }
 
     pub(crate) fn note(&self, uid: &str, grants: &[Grant]) {
@@ -120,7 +121,7 @@ impl Leases {
             addresses.sort_unstable();
             addresses
         };
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut held = self.held();
         let new = Held {
             grants: grants.to_vec(),
             renewed: Instant::now(),
@@ -133,7 +134,7 @@ impl Leases {
 
     /// Returns how long an address may be announced; `None` if this process does not know that it may.
     pub fn remaining(&self, uid: &str, address: IpAddr) -> Option<Duration> {
-        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held();
         let grants = &held.get(uid)?.grants;
         let grant = grants.iter().find(|grant| grant.lease.address == address)?;
         let remaining = grant.deadline.checked_duration_since(Instant::now())?;
@@ -160,10 +161,7 @@ impl Leases {
 
     /// Forgets a holder: its leases end by themselves, or are released.
     pub fn forget(&self, uid: &str) {
-        self.held
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .remove(uid);
+        self.held().remove(uid);
     }
 }
 

@@ -30,7 +30,7 @@ use thuban_api::condition::find;
 use thuban_api::routes::{
     Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, TOKEN_AUDIENCE,
 };
-use thuban_api::{Announcer, BgpPeer, Condition, ConditionStatus, Vip, VipStatus};
+use thuban_api::{Announcer, BgpPeer, ConditionStatus, Vip, VipStatus};
 use thuban_authority::identity::{self, Account, IdentityError};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -39,7 +39,7 @@ use tracing::{debug, info};
 use crate::leases::Leases;
 use crate::metrics;
 use crate::objects::change_status;
-use crate::vip::announced;
+use crate::vip::{announced, say};
 
 /// Who may ask.
 const SPEAKER: Account = Account {
@@ -396,8 +396,9 @@ pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Ti
     };
     let announces = report.announced.iter().any(is_own);
     let is_wanted = has_peers && own.iter().any(|address| may_have(vip, *address, report));
-    let is_over =
-        !announces && !is_wanted && entry(vip, node).is_some_and(|sequence| sequence < report.sequence);
+    let answered = entry(vip, node);
+    let is_over = !announces && !is_wanted && answered.is_some_and(|sequence| sequence < report.sequence);
+    let is_latest = answered.is_none_or(|sequence| sequence <= report.sequence);
     let generation = vip.metadata.generation;
     let Some(status) = &mut vip.status else {
         return false;
@@ -407,11 +408,6 @@ pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Ti
         status.announcers.retain(|announcer| announcer.node != node);
         is_changed = true;
     }
-    let is_latest = status
-        .announcers
-        .iter()
-        .find(|announcer| announcer.node == node)
-        .is_none_or(|announcer| announcer.sequence <= report.sequence);
     if is_latest && announces != status.announced_by.iter().any(|known| known == node) {
         if announces {
             status.announced_by.push(node.to_owned());
@@ -419,16 +415,8 @@ pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Ti
         } else {
             status.announced_by.retain(|known| known != node);
         }
-        let (state, reason, message) = announced(&status.announced_by);
-        let condition = Condition {
-            kind: "Announced".to_owned(),
-            status: state,
-            reason,
-            message,
-            last_transition_time: now.to_string(),
-            observed_generation: generation,
-        };
-        thuban_api::condition::set(&mut status.conditions, condition);
+        let said = announced(&status.announced_by);
+        say(&mut status.conditions, "Announced", said, generation, now);
         is_changed = true;
     }
     is_changed

@@ -183,20 +183,30 @@ pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp
         ("Announced", Some(announced)),
     ];
     for (kind, said) in said {
-        let Some((state, reason, message)) = said else {
-            continue;
-        };
-        let condition = Condition {
-            kind: kind.to_owned(),
-            status: state,
-            reason,
-            message,
-            last_transition_time: now.to_string(),
-            observed_generation: generation,
-        };
-        set(&mut status.conditions, condition);
+        if let Some(said) = said {
+            say(&mut status.conditions, kind, said, generation, now);
+        }
     }
     *status != before
+}
+
+/// Sets a condition of a Vip. `said`: its status, reason and message.
+pub fn say(
+    conditions: &mut Vec<Condition>,
+    kind: &str,
+    (status, reason, message): (ConditionStatus, String, String),
+    generation: Option<i64>,
+    now: Timestamp,
+) {
+    let condition = Condition {
+        kind: kind.to_owned(),
+        status,
+        reason,
+        message,
+        last_transition_time: now.to_string(),
+        observed_generation: generation,
+    };
+    set(conditions, condition);
 }
 
 /// Returns what the condition `Announced` says.

@@ -16,7 +16,6 @@ use thuban_speaker::reconcile::Reconciler;
 use thuban_speaker::sequence::Sequence;
 use thuban_speaker::{metrics, transitd};
 use thuban_telemetry::process;
-use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -92,8 +91,6 @@ async fn main() -> Result<()> {
         }
     };
     process::begin("info");
-    let terminate = signal(SignalKind::terminate())?;
-    let interrupt = signal(SignalKind::interrupt())?;
     let next_hops = next_hops(&settings.node_ips)?;
     if settings.metrics_port != 0 {
         let address = SocketAddr::new(next_hops.v4.into(), settings.metrics_port);
@@ -108,14 +105,8 @@ async fn main() -> Result<()> {
         ca_file: settings.ca_file,
         token_file: settings.token_file,
     });
-    run(
-        &mut reconciler,
-        (client, sequence),
-        settings.transitd_socket,
-        terminate,
-        interrupt,
-    )
-    .await?;
+    let work = run(&mut reconciler, (client, sequence), settings.transitd_socket);
+    process::until_signalled(Box::pin(work)).await?;
     // gobgpd goes on. If it ends too, it ends its sessions.
     info!("the routes stay as they are");
     Ok(())
@@ -150,13 +141,11 @@ fn become_gobgpd(program: &Path, socket: &Path) -> anyhow::Error {
     anyhow::Error::new(error).context(format!("starting {}", program.display()))
 }
 
-/// Works until a signal comes.
+/// Works for ever.
 async fn run(
     reconciler: &mut Reconciler,
     (client, sequence): (Client, Sequence),
     transitd_socket: PathBuf,
-    mut terminate: Signal,
-    mut interrupt: Signal,
 ) -> Result<()> {
     let (served_sender, mut served) = watch::channel(None);
     let (report, said) = watch::channel(None);
@@ -202,8 +191,6 @@ async fn run(
                     Ask::TakeBack(renounced) => reconciler.take_back(renounced),
                 }
             }
-            _ = terminate.recv() => return Ok(()),
-            _ = interrupt.recv() => return Ok(()),
         }
         if let Some(served) = served.borrow_and_update().clone() {
             reconciler.served(served);

@@ -64,8 +64,12 @@ pub fn run(name: &str) -> Result<()> {
 
 /// Returns the YAML files of `install/`, in name order.
 pub fn manifests() -> Result<Vec<PathBuf>> {
-    let folder = root().join("install");
-    let entries = fs::read_dir(&folder).with_context(|| format!("reading {}", folder.display()))?;
+    manifests_in(&root().join("install"))
+}
+
+/// Returns the YAML files of a folder, in name order.
+pub fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))

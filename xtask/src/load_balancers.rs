@@ -10,7 +10,7 @@ use thuban_cluster::Cluster;
 use crate::build::{Profile, images_files, release_of, root, stripped};
 use crate::go_tools::GoTools;
 use crate::images::{self, Image};
-use crate::install::{NAMESPACE, wait, workload};
+use crate::install::{NAMESPACE, manifests_in, wait, workload};
 use crate::progress;
 
 const GOBGPD: GoTools = GoTools {
@@ -63,13 +63,7 @@ pub fn import(cluster: &Cluster) -> Result<()> {
 /// Installs what load balancers need on a cluster that has Thuban, and waits until it works.
 pub fn install(cluster: &Cluster) -> Result<()> {
     import(cluster)?;
-    let folder = root().join("install/load-balancers");
-    let mut files: Vec<PathBuf> = fs::read_dir(&folder)
-        .with_context(|| format!("reading {}", folder.display()))?
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .collect();
-    files.sort();
-    for file in files {
+    for file in manifests_in(&root().join("install/load-balancers"))? {
         let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
         cluster
             .kubectl_apply(&text)
