@@ -32,6 +32,8 @@ const MARGIN: Duration = Duration::from_mins(1);
 const DRIFT: u32 = 100;
 /// How long cidrd may take to answer: more than it takes itself.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a connection is kept for the next request: cidrd ends an idle one after 5 s.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of the largest answer: 50,000 leases.
 const LARGEST_ANSWER: usize = 16 << 20;
 
@@ -89,7 +91,9 @@ impl Client {
             .enable_http1()
             .build();
         Ok(Self {
-            http: HttpClient::builder(TokioExecutor::new()).build(connector),
+            http: HttpClient::builder(TokioExecutor::new())
+                .pool_idle_timeout(IDLE_TIMEOUT)
+                .build(connector),
             address: address.to_owned(),
         })
     }
