@@ -38,13 +38,16 @@ fn capture(cluster: &Cluster, work: impl FnOnce()) -> Result<Vec<Captured>> {
     Ok(frames)
 }
 
-/// Returns the Geneve frames while a pod pings another one 20 times.
+/// Returns the Geneve frames while a pod pings another one 20 times, and once more after a while.
 fn capture_pings(client: &Pod, server: &Pod) -> Vec<Captured> {
     let pings = || {
         for _ in 0..20 {
             client.ping(server.address, REACHED).unwrap();
             std::thread::sleep(Duration::from_millis(25));
         }
+        // The operator may be busy with other tests.
+        std::thread::sleep(Duration::from_secs(2));
+        client.ping(server.address, REACHED).unwrap();
     };
     capture(&tenants().cluster, pings).unwrap()
 }
