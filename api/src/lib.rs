@@ -62,6 +62,9 @@ pub const FINALIZER: &str = "thuban.dev/rows";
 pub const NETWORK_ANNOTATION: &str = "thuban.dev/network";
 /// Annotation of pods: their addresses, at most one of each family, separated by a comma.
 pub const IP_ANNOTATION: &str = "thuban.dev/ip";
+/// Condition of Services that lbaasd sets: their load balancer's addresses are fronts, whose packets droplets take at
+/// their NICs.
+pub const FRONT_CONDITION: &str = "thuban.dev/Front";
 /// Annotation of Services: their additional addresses in their network, at most one of each family, separated by a
 /// comma.
 pub const SERVICE_IP_ANNOTATION: &str = "thuban.dev/service-ip";

@@ -25,9 +25,19 @@ pub struct Report {
     /// What the node announces, or may announce.
     pub announced: Vec<Announced>,
     /// The addresses of load balancers that the node serves. Others are not granted.
-    pub serves: Vec<IpAddr>,
+    pub serves: Vec<Serving>,
     /// The version of the last answer, for which the next one waits to differ. Empty: it doesn't wait.
     pub version: String,
+}
+
+/// An address that a node leads to a Service.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Serving {
+    pub address: IpAddr,
+    /// The Service as `namespace/name`. Empty if the node does not know it yet: that is believed of a node that was let
+    /// announce the address before.
+    pub service: String,
 }
 
 /// An address that a node announces.

@@ -1,10 +1,10 @@
 //! Rows of services as transitd writes them, without its order and its Maglev: backends get the slots in turn.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 
 use anyhow::Result;
 use thuban_common::services::{
-    BackendEntry, BackendKey, CHUNK, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+    BackendEntry, BackendKey, CHUNK, HomeEntry, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
 
 use crate::programs::{Programs, address};
@@ -53,9 +53,10 @@ impl Served {
             programs.insert("BACKENDS", key, entry)?;
         }
         let slots = if backends.is_empty() { 0 } else { SLOTS };
+        let entry = self.entry(slots);
         for chunk in 0..slots.div_ceil(CHUNK as u32) {
             let first = chunk as usize * CHUNK;
-            let entry = SlotsEntry {
+            let slots = SlotsEntry {
                 backends: std::array::from_fn(|slot| ((first + slot) % backends.len()) as u16),
             };
             programs.insert(
@@ -64,17 +65,9 @@ impl Served {
                     table: self.id,
                     chunk,
                 },
-                entry,
+                slots,
             )?;
         }
-        let entry = ServiceEntry {
-            service: self.id,
-            table: self.id,
-            slots,
-            affinity: self.affinity,
-            used: 0,
-            flags: self.flags,
-        };
         programs.insert("SERVICES", self.key(self.port, self.protocol), entry)?;
         programs.insert("SERVICES", self.key(0, 0), entry)?;
         let gone = (0..).skip(backends.len()).map(|index| BackendKey {
@@ -89,13 +82,65 @@ impl Served {
         Ok(())
     }
 
+    /// Writes a front's rows with these backends of a VPC, each with its droplet.
+    pub fn by_fronts(
+        &self,
+        programs: &mut Programs,
+        vni: u32,
+        backends: &[(IpAddr, u16, Ipv4Addr)],
+    ) -> Result<()> {
+        for (index, (_, _, droplet)) in (0..).zip(backends) {
+            let key = BackendKey {
+                service: self.id,
+                index,
+            };
+            let entry = HomeEntry {
+                service: self.id,
+                index,
+                vni,
+                droplet: droplet.octets(),
+                address: address(self.service),
+                port: self.port.to_be(),
+                protocol: self.protocol,
+                padding: [0; 5],
+            };
+            programs.insert("HOMES", key, entry)?;
+        }
+        let backends: Vec<_> = backends
+            .iter()
+            .map(|(address, port, _)| (*address, *port))
+            .collect();
+        self.by(programs, &backends)?;
+        programs.set("FRONTED", 0, 1_u32)
+    }
+
+    /// Has the backends of a front that was at the same port be those before the last change of this one.
+    pub fn was(&self, programs: &mut Programs, former: &Self) -> Result<()> {
+        let key = ServiceKey {
+            former: 1,
+            ..self.key(self.port, self.protocol)
+        };
+        programs.insert("SERVICES", key, former.entry(SLOTS))
+    }
+
+    fn entry(&self, slots: u32) -> ServiceEntry {
+        ServiceEntry {
+            service: self.id,
+            table: self.id,
+            slots,
+            affinity: self.affinity,
+            used: 0,
+            flags: self.flags,
+        }
+    }
+
     fn key(&self, port: u16, protocol: u8) -> ServiceKey {
         ServiceKey {
             vni: self.vni,
             address: address(self.service),
             port: port.to_be(),
             protocol,
-            padding: 0,
+            former: 0,
         }
     }
 }

@@ -28,7 +28,8 @@ use kube::{Client, ResourceExt};
 use sha2::{Digest, Sha256};
 use thuban_api::condition::find;
 use thuban_api::routes::{
-    Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, TOKEN_AUDIENCE,
+    Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, Serving,
+    TOKEN_AUDIENCE,
 };
 use thuban_api::{Announcer, BgpPeer, ConditionStatus, Vip, VipStatus};
 use thuban_authority::identity::{self, Account, IdentityError};
@@ -180,7 +181,7 @@ impl Speakers {
             let uid = vip.uid().unwrap_or_default();
             sequence = sequence.max(entry(&vip, node).unwrap_or_default());
             for address in addresses(&vip) {
-                if peers.is_empty() || !may_have(&vip, address, report) {
+                if peers.is_empty() || !may_have(&vip, node, address, report) {
                     continue;
                 }
                 let remaining = self.leases.remaining(&uid, address);
@@ -290,7 +291,7 @@ impl Speakers {
     /// Returns whether the API server's copy of a Vip says that this request is answered by its addresses.
     async fn let_announce(&self, vip: &Vip, node: &str, report: &Report) -> bool {
         let written = change_status(&self.client, vip, |vip| {
-            let is_wanted = addresses(vip).any(|address| may_have(vip, address, report));
+            let is_wanted = addresses(vip).any(|address| may_have(vip, node, address, report));
             is_wanted && let_announce(vip, node, report.sequence)
         });
         let written = written.await.unwrap_or_else(|error| {
@@ -353,13 +354,24 @@ fn addresses(vip: &Vip) -> impl Iterator<Item = IpAddr> {
     addresses.iter().filter_map(|address| address.parse().ok())
 }
 
-/// Whether a node that says this may announce an address of a Vip.
-fn may_have(vip: &Vip, address: IpAddr, report: &Report) -> bool {
+/// Whether a node that says this may announce an address of a Vip. The node must serve the address for the Vip's
+/// Service and no other: one that was cut off from the operator may still serve it for the Service that had it before.
+fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
     let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
     let accepted = find(conditions.unwrap_or_default(), "Accepted");
+    let service = format!("{}/{}", vip.namespace().unwrap_or_default(), vip.spec.service);
+    let is_its = |serving: &&Serving| {
+        serving.service == service || serving.service.is_empty() && entry(vip, node).is_some()
+    };
+    let mut servings = report
+        .serves
+        .iter()
+        .filter(|serving| serving.address == address)
+        .peekable();
     vip.metadata.deletion_timestamp.is_none()
         && accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
-        && report.serves.contains(&address)
+        && servings.peek().is_some()
+        && servings.all(|serving| is_its(&serving))
 }
 
 /// Returns the number of the last request by which a node was let announce a Vip's addresses.
@@ -395,7 +407,7 @@ pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Ti
         announced.uid == uid || (announced.uid.is_empty() && own.contains(&announced.address))
     };
     let announces = report.announced.iter().any(is_own);
-    let is_wanted = has_peers && own.iter().any(|address| may_have(vip, *address, report));
+    let is_wanted = has_peers && own.iter().any(|address| may_have(vip, node, *address, report));
     let answered = entry(vip, node);
     let is_over = !announces && !is_wanted && answered.is_some_and(|sequence| sequence < report.sequence);
     let is_latest = answered.is_none_or(|sequence| sequence <= report.sequence);

@@ -5,11 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
-use thuban_api::{IpFamily, Vip, VipSpec};
+use thuban_api::{FRONT_CONDITION, IpFamily, Vip, VipSpec};
 use tracing::{info, warn};
 
 use crate::CLASS;
@@ -19,6 +21,12 @@ use crate::objects::change_status;
 pub const POOL_ANNOTATION: &str = "thuban.dev/ip-pool";
 /// Annotation of Services: the addresses that they want, at most one of each family, separated by a comma.
 pub const ADDRESSES_ANNOTATION: &str = "thuban.dev/load-balancer-ips";
+/// Annotation of Services: how clients outside reach backends, [`MODES`].
+pub const MODE_ANNOTATION: &str = "thuban.dev/load-balancer-mode";
+/// Nodes send a client's packets on to any backend, which answers the client from its own node (direct server return);
+/// or the node that gets a packet translates it, as for other load balancers.
+const MODES: [&str; 2] = [DSR, "Node"];
+const DSR: &str = "Dsr";
 /// The length of the longest name of an IpPool.
 const LONGEST_NAME: usize = 63;
 /// How soon a Service is looked at again that waits for a Vip of its name to go.
@@ -61,6 +69,12 @@ pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, St
     let pool = annotation(POOL_ANNOTATION).unwrap_or_default();
     if pool.len() > LONGEST_NAME {
         return Err(format!("{POOL_ANNOTATION}: {pool} is no name of an IpPool"));
+    }
+    if let Some(mode) = annotation(MODE_ANNOTATION).filter(|mode| !MODES.contains(mode)) {
+        return Err(format!(
+            "{MODE_ANNOTATION}: {mode} is neither of {}",
+            MODES.join(", ")
+        ));
     }
     let asked = annotation(ADDRESSES_ANNOTATION).or(spec.load_balancer_ip.as_deref());
     let asked = asked.unwrap_or_default().split(',').map(str::trim);
@@ -215,21 +229,53 @@ async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Resul
         ..LoadBalancerIngress::default()
     };
     let ingress: Vec<_> = addresses.iter().map(ingress).collect();
-    if told(service) == ingress {
+    let is_told = |service: &Service| {
+        told(service) == ingress && is_front(service) == wants_front(service, !ingress.is_empty())
+    };
+    if is_told(service) {
         return Ok(());
     }
     change_status(client, service, |service: &mut Service| {
-        if told(service) == ingress {
+        if is_told(service) {
             return false;
         }
+        let wants_front = wants_front(service, !ingress.is_empty());
+        let generation = service.metadata.generation;
         let status = service.status.get_or_insert_with(ServiceStatus::default);
         status.load_balancer = Some(LoadBalancerStatus {
             ingress: Some(ingress.clone()).filter(|ingress| !ingress.is_empty()),
         });
+        let conditions = status.conditions.get_or_insert_default();
+        conditions.retain(|condition| condition.type_ != FRONT_CONDITION);
+        if wants_front {
+            conditions.push(Condition {
+                type_: FRONT_CONDITION.to_owned(),
+                status: "True".to_owned(),
+                reason: DSR.to_owned(),
+                message: "nodes send packets on to any backend, which answers from its own node".to_owned(),
+                observed_generation: generation,
+                last_transition_time: Time(Timestamp::now()),
+            });
+        }
         true
     })
     .await
     .map(drop)
+}
+
+/// Whether a Service's addresses are to be fronts.
+fn wants_front(service: &Service, has_addresses: bool) -> bool {
+    let mode = service.annotations().get(MODE_ANNOTATION);
+    has_addresses && mode.is_none_or(|mode| mode == DSR)
+}
+
+/// Whether a Service's status says that they are.
+fn is_front(service: &Service) -> bool {
+    let status = service.status.as_ref();
+    let mut conditions = status
+        .iter()
+        .flat_map(|status| status.conditions.iter().flatten());
+    conditions.any(|condition| condition.type_ == FRONT_CONDITION && condition.status == "True")
 }
 
 fn told(service: &Service) -> Vec<LoadBalancerIngress> {

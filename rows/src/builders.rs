@@ -9,9 +9,10 @@ use thuban_api::Dscp;
 use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 
 use crate::{
-    Backend, Block, Bouncer, ByteRate, Class, Direct, Droplet, Exposed, ExposedPort, Forward, Kind,
-    LocalEndpoint, Members, NamedPort, Network, NodeService, PolicyAction, PolicyId, PolicyPorts, PolicyRule,
-    PolicySet, PolicyTier, Port, Refused, Row, Service, ServiceName, Underlay, Visible, Vpc,
+    Backend, Block, Bouncer, ByteRate, Class, Direct, Droplet, Exposed, ExposedPort, Forward, Front,
+    FrontPort, Kind, LocalEndpoint, Members, NamedPort, Network, NodeService, PolicyAction, PolicyId,
+    PolicyPorts, PolicyRule, PolicySet, PolicyTier, Port, Refused, Row, Service, ServiceName, Underlay,
+    Visible, Vpc,
 };
 
 /// The VNI of the rows here.
@@ -77,6 +78,7 @@ pub fn row(kind: Kind) -> Row {
         Kind::Exposed => Row::Exposed(exposed()),
         Kind::Class => Row::Class(class()),
         Kind::PolicySet => Row::PolicySet(policy_set()),
+        Kind::Front => Row::Front(front()),
     }
 }
 
@@ -206,6 +208,20 @@ pub fn exposed() -> Exposed {
         addresses: [Ipv4Addr::new(192, 0, 2, 1).into()].into(),
         health_port: Some(30100),
         service: "red/web".into(),
+    }
+}
+
+/// Returns TCP port 443 of 203.0.113.1, with a backend on this droplet and one on another.
+pub fn front() -> Front {
+    Front {
+        vni: VNI,
+        address: Ipv4Addr::new(203, 0, 113, 1).into(),
+        ports: vec![FrontPort {
+            protocol: 6,
+            port: 443,
+            affinity: 10_800,
+            backends: [(backend(5), underlay(1)), (backend(6), underlay(2))].into(),
+        }],
     }
 }
 

@@ -36,6 +36,8 @@ pub enum RowKey {
     NodeService(Vni, IpAddr),
     /// One of the service's addresses.
     Exposed(Vni, IpAddr),
+    /// The VNI is of the backends' VPC.
+    Front(Vni, IpAddr),
 }
 
 impl RowKey {
@@ -54,6 +56,7 @@ impl RowKey {
             Self::Exposed(..) => Kind::Exposed,
             Self::Class(..) => Kind::Class,
             Self::PolicySet(..) => Kind::PolicySet,
+            Self::Front(..) => Kind::Front,
         }
     }
 
@@ -70,6 +73,7 @@ impl RowKey {
             | Self::Service(vni, _)
             | Self::NodeService(vni, _)
             | Self::Exposed(vni, _)
+            | Self::Front(vni, _)
             | Self::Class(vni, _)
             | Self::PolicySet(vni, _) => Some(*vni),
         }
@@ -99,6 +103,7 @@ impl TryFrom<&proto::RowKey> for RowKey {
             Key::Service(key) => of(Self::Service, key),
             Key::NodeService(key) => of(Self::NodeService, key),
             Key::Exposed(key) => of(Self::Exposed, key),
+            Key::Front(key) => of(Self::Front, key),
             Key::Class(key) => Ok(Self::Class(fields::vni(key.vni)?, PolicyId::read(key.id)?)),
             Key::PolicySet(key) => Ok(Self::PolicySet(fields::vni(key.vni)?, PolicyId::read(key.id)?)),
         }
@@ -124,6 +129,7 @@ impl From<&RowKey> for proto::RowKey {
             RowKey::Service(vni, address) => Key::Service(pair(vni, address)),
             RowKey::NodeService(vni, address) => Key::NodeService(pair(vni, address)),
             RowKey::Exposed(vni, address) => Key::Exposed(pair(vni, address)),
+            RowKey::Front(vni, address) => Key::Front(pair(vni, address)),
             RowKey::Class(vni, id) => Key::Class(policy_key(vni.get(), id.get())),
             RowKey::PolicySet(vni, id) => Key::PolicySet(policy_key(vni.get(), id.get())),
         };
@@ -159,6 +165,7 @@ pub fn proto_key(row: &proto::Row) -> Option<proto::RowKey> {
         Told::Service(row) => Key::Service(address_key(row.vni, &row.address)),
         Told::NodeService(row) => Key::NodeService(address_key(row.vni, &row.address)),
         Told::Exposed(row) => Key::Exposed(address_key(row.vni, &row.address)),
+        Told::Front(row) => Key::Front(address_key(row.vni, &row.address)),
         Told::Class(row) => Key::Class(policy_key(row.vni, row.id)),
         Told::PolicySet(row) => Key::PolicySet(policy_key(row.vni, row.id)),
     };

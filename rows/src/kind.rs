@@ -57,6 +57,7 @@ kinds! {
     Exposed "exposed",
     Class "class",
     PolicySet "policy-set",
+    Front "front",
 }
 
 /// The kinds of a droplet that doesn't say which kinds it understands: those of the last release before Hello named

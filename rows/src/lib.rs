@@ -38,6 +38,7 @@ mod droplet;
 mod exposed;
 mod fields;
 mod forward;
+mod front;
 mod key;
 mod kind;
 mod local;
@@ -60,6 +61,7 @@ pub use droplet::{Droplet, Underlay};
 pub use exposed::{Exposed, ExposedPort};
 pub use fields::{InvalidRow, is_unicast6, read_address};
 pub use forward::Forward;
+pub use front::{Front, FrontPort};
 pub use key::{RowKey, proto_key};
 pub use kind::{BASELINE, Kind, Kinds};
 pub use local::{GATEWAY_MAC, LocalEndpoint};
@@ -88,6 +90,7 @@ pub enum Row {
     Exposed(Exposed),
     Class(Class),
     PolicySet(PolicySet),
+    Front(Front),
 }
 
 impl Row {
@@ -106,6 +109,7 @@ impl Row {
             Self::Exposed(row) => RowKey::Exposed(row.vni, row.address),
             Self::Class(row) => RowKey::Class(row.vni, row.id),
             Self::PolicySet(row) => RowKey::PolicySet(row.vni, row.id),
+            Self::Front(row) => RowKey::Front(row.vni, row.address),
         }
     }
 
@@ -124,6 +128,7 @@ impl Row {
             Self::Exposed(_) => Kind::Exposed,
             Self::Class(_) => Kind::Class,
             Self::PolicySet(_) => Kind::PolicySet,
+            Self::Front(_) => Kind::Front,
         }
     }
 }
@@ -147,6 +152,7 @@ impl TryFrom<proto::Row> for Row {
             Told::Exposed(row) => Self::Exposed(row.try_into()?),
             Told::Class(row) => Self::Class(row.try_into()?),
             Told::PolicySet(row) => Self::PolicySet(row.try_into()?),
+            Told::Front(row) => Self::Front(row.try_into()?),
         })
     }
 }
@@ -168,6 +174,7 @@ impl From<&Row> for proto::Row {
             Row::Exposed(row) => Told::Exposed(row.into()),
             Row::Class(row) => Told::Class(row.into()),
             Row::PolicySet(row) => Told::PolicySet(row.into()),
+            Row::Front(row) => Told::Front(row.into()),
         };
         Self { row: Some(row) }
     }

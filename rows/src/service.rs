@@ -123,19 +123,21 @@ pub fn backends(of: IpAddr, told: &[ServiceBackend]) -> Result<BTreeSet<Backend>
     if told.len() > MAX_BACKENDS {
         return Err(invalid("service.backends", "at most 16384"));
     }
-    let read = told.iter().map(|backend| {
-        let is_usable = |address: &IpAddr| {
-            fields::is_usable(*address) && address.is_ipv4() == of.is_ipv4() && *address != of
-        };
-        let address = fields::read_address(&backend.address).filter(is_usable);
-        let address = address.ok_or(invalid(
-            "service.backends.address",
-            "a unicast address of the service's family, 16 bytes",
-        ))?;
-        let port = number(backend.port, "service.backends.port")?;
-        Ok(Backend { address, port })
-    });
+    let read = told.iter().map(|told| backend(of, &told.address, told.port));
     read.collect()
+}
+
+/// Reads a backend of the service at an address.
+pub fn backend(of: IpAddr, address: &[u8], port: u32) -> Result<Backend, InvalidRow> {
+    let is_usable =
+        |address: &IpAddr| fields::is_usable(*address) && address.is_ipv4() == of.is_ipv4() && *address != of;
+    let address = fields::read_address(address).filter(is_usable);
+    let address = address.ok_or(invalid(
+        "service.backends.address",
+        "a unicast address of the service's family, 16 bytes",
+    ))?;
+    let port = number(port, "service.backends.port")?;
+    Ok(Backend { address, port })
 }
 
 pub fn protocol(number: u32) -> Result<u8, InvalidRow> {

@@ -23,7 +23,7 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use thiserror::Error;
-use thuban_api::routes::{Announced, LONGEST_ANSWER_SECONDS, Report, Routes, TLS_NAME};
+use thuban_api::routes::{Announced, LONGEST_ANSWER_SECONDS, Report, Routes, Serving, TLS_NAME};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
@@ -187,7 +187,7 @@ pub struct Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
     pub announced: Vec<Announced>,
-    pub serves: Vec<IpAddr>,
+    pub serves: Vec<Serving>,
 }
 
 /// What a request says, and what is no longer granted because of that.

@@ -2,7 +2,7 @@
 //!
 //! Each pass begins with what gobgpd says of itself, and ends at the first failure. The next pass goes on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::gobgp::{self, Gobgp, GobgpError, NextHops};
 use crate::lbaasd::{Said, Told};
 use crate::metrics;
 use crate::transitd::Served;
-use thuban_api::routes::{Announced, Peer, Routes};
+use thuban_api::routes::{Announced, Peer, Routes, Serving};
 
 /// How often gobgpd's routes are listed. Requests that gobgpd carried out too late show then.
 const LIST: Duration = Duration::from_secs(30);
@@ -41,6 +41,8 @@ pub struct Reconciler {
     deadlines: Deadlines,
     state: State,
     next_hops: NextHops,
+    /// The addresses that transitd serves, with their Services. `None`: it has not answered yet.
+    services: Option<BTreeSet<(IpAddr, String)>>,
     /// `None`: lbaasd has not answered yet.
     peers: Option<Vec<Peer>>,
     /// The peers as they were last set in gobgpd. So a difference in how gobgpd lists a peer resets no session twice.
@@ -65,6 +67,7 @@ impl Reconciler {
             deadlines,
             state,
             next_hops,
+            services: None,
             peers: None,
             set: BTreeMap::new(),
             up_since: BTreeMap::new(),
@@ -83,7 +86,9 @@ impl Reconciler {
 
     /// Takes an answer of transitd.
     pub fn served(&mut self, served: Served) {
-        self.state.served(served.addresses, served.at);
+        let addresses = served.services.iter().map(|(address, _)| *address);
+        self.state.served(addresses.collect(), served.at);
+        self.services = Some(served.services);
     }
 
     /// Returns what lbaasd would be told; `None` while gobgpd has not said what it has.
@@ -113,7 +118,15 @@ impl Reconciler {
 
     fn said(&self, announced: Vec<Announced>) -> Said {
         let can_announce = |address: &IpAddr| self.next_hops.of(*address).is_some();
-        let serves = self.state.serves().iter().copied().filter(can_announce);
+        let adopted = || {
+            self.state
+                .serves()
+                .iter()
+                .map(|address| (*address, String::new()))
+        };
+        let services = self.services.clone().unwrap_or_else(|| adopted().collect());
+        let serves = services.into_iter().filter(|(address, _)| can_announce(address));
+        let serves = serves.map(|(address, service)| Serving { address, service });
         Said {
             announced,
             serves: serves.collect(),

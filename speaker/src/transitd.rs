@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use thuban_proto::inspect::inspect_client::InspectClient;
-use thuban_proto::inspect::{ServedReply, ServedRequest};
+use thuban_proto::inspect::{ServedAddress, ServedReply, ServedRequest};
 use tokio::sync::watch;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tracing::{info, warn};
@@ -21,7 +21,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// An answer of transitd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
-    pub addresses: BTreeSet<IpAddr>,
+    /// Addresses, each with the Services that it leads to (`namespace/name`).
+    pub services: BTreeSet<(IpAddr, String)>,
     /// When transitd was asked.
     pub at: Duration,
 }
@@ -40,8 +41,8 @@ pub async fn follow(socket: PathBuf, answers: watch::Sender<Option<Served>>) {
                 if std::mem::take(&mut is_silent) {
                     info!("transitd answers again");
                 }
-                let addresses = addresses(reply.into_inner());
-                answers.send_replace(Some(Served { addresses, at }));
+                let services = services(reply.into_inner());
+                answers.send_replace(Some(Served { services, at }));
             }
             failed => {
                 if !std::mem::replace(&mut is_silent, true) {
@@ -57,13 +58,14 @@ pub async fn follow(socket: PathBuf, answers: watch::Sender<Option<Served>>) {
 }
 
 /// Reads addresses. Other lengths than those of addresses are of no use.
-fn addresses(reply: ServedReply) -> BTreeSet<IpAddr> {
-    let read = |bytes: Vec<u8>| {
-        let v4 = <[u8; 4]>::try_from(bytes.as_slice()).map(IpAddr::from);
-        v4.or_else(|_| <[u8; 16]>::try_from(bytes.as_slice()).map(IpAddr::from))
-            .ok()
+fn services(reply: ServedReply) -> BTreeSet<(IpAddr, String)> {
+    let read = |served: ServedAddress| {
+        let bytes = served.address.as_slice();
+        let v4 = <[u8; 4]>::try_from(bytes).map(IpAddr::from);
+        let address = v4.or_else(|_| <[u8; 16]>::try_from(bytes).map(IpAddr::from));
+        Some((address.ok()?, served.service))
     };
-    reply.addresses.into_iter().filter_map(read).collect()
+    reply.served.into_iter().filter_map(read).collect()
 }
 
 #[cfg(test)]
@@ -74,17 +76,19 @@ mod tests {
     fn addresses_of_both_families_are_read() {
         let v4: IpAddr = "192.0.2.1".parse().unwrap();
         let v6: IpAddr = "2001:db8::1".parse().unwrap();
+        let served = |address: Vec<u8>| ServedAddress {
+            address,
+            service: "red/web".into(),
+        };
+        let octets = v6.to_string().parse::<std::net::Ipv6Addr>().unwrap().octets();
         let reply = ServedReply {
-            addresses: vec![
-                vec![192, 0, 2, 1],
-                vec![1],
-                "2001:db8::1"
-                    .parse::<std::net::Ipv6Addr>()
-                    .unwrap()
-                    .octets()
-                    .to_vec(),
+            served: vec![
+                served(vec![192, 0, 2, 1]),
+                served(vec![1]),
+                served(octets.to_vec()),
             ],
         };
-        assert_eq!(addresses(reply), BTreeSet::from([v4, v6]));
+        let both = [v4, v6].map(|address| (address, "red/web".to_owned()));
+        assert_eq!(services(reply), both.into());
     }
 }

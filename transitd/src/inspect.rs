@@ -12,7 +12,7 @@ use thuban_proto::inspect::denier_reply::Denier as Told;
 use thuban_proto::inspect::inspect_client::InspectClient;
 use thuban_proto::inspect::inspect_server::{Inspect, InspectServer};
 use thuban_proto::inspect::{
-    DenierReply, DenierRequest, DenyingRule, NoRule, ServedReply, ServedRequest, Unjudged,
+    DenierReply, DenierRequest, DenyingRule, NoRule, ServedAddress, ServedReply, ServedRequest, Unjudged,
 };
 use thuban_rows::PolicyId;
 use tokio::time::timeout;
@@ -60,8 +60,12 @@ impl Inspect for Service {
         let state = self.node.state();
         let outside = state.rules.outside.as_ref();
         let outside = outside.ok_or_else(|| Status::unavailable("the operator has not been heard yet"))?;
-        let addresses = outside.iter().map(bytes).collect();
-        Ok(Response::new(ServedReply { addresses }))
+        let served = outside.iter().map(|(address, service)| ServedAddress {
+            address: bytes(address),
+            service: service.clone(),
+        });
+        let served = served.collect();
+        Ok(Response::new(ServedReply { served }))
     }
 }
 

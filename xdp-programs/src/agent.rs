@@ -24,7 +24,7 @@ use crate::{
     deliver, divide,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, Verdict},
-    host, inner, load, maps, meter, misses, nd as neighbours, policy, refuse, reject,
+    front, gates, host, inner, load, maps, meter, misses, nd as neighbours, policy, refuse, reject,
     rewrite::rewrite,
     service, too_big,
     trace::{Observed, settle},
@@ -139,6 +139,12 @@ fn packet<F: Frame>(
     }
     if packet.is_from_dhcp_server() {
         return Err(Counter::RouterForbidden);
+    }
+    if gates::is_open_for_fronts(frame.interface()) && front::is_answer(frame, attachment, &observed.packet) {
+        return match frame.tc() {
+            Some(tc) => front::answer(tc, attachment, config, &observed.packet),
+            None => Ok((F::PASS, None)),
+        };
     }
     // This is asked once, here: the verifier follows each way to the question.
     let Some(is_answer) = policy::vouches(frame, attachment, &observed.packet) else {

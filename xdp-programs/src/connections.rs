@@ -29,7 +29,7 @@ use crate::{
 /// errno EEXIST.
 const EXISTS: i32 = -17;
 /// How long an entry that leads back may stand before its forward entry is written, ns: far longer than writing takes.
-const MAKING: u64 = 1_000_000_000;
+pub const MAKING: u64 = 1_000_000_000;
 /// The result of making a connection.
 pub enum Made {
     Connection,
@@ -78,7 +78,7 @@ pub fn has_backend(work: &mut Work, packet: &IpPacket, entry: &ConnectionEntry) 
             address: packet.destination,
             port: 0,
             protocol: 0,
-            padding: 0,
+            former: 0,
         };
         return maps::service(&work.service).is_none();
     }

@@ -1,5 +1,6 @@
 //! GATES: whether packets of an interface are looked up in CONNECTIONS and PENDING, or in FLOWS, at all. Most pods are
-//! never a client of a service, nor asked by one whom policy guards; their packets are spared the look-ups.
+//! never a client of a service, nor a backend for clients outside, nor asked by one whom policy guards; their packets
+//! are spared the look-ups.
 //!
 //! Interfaces whose numbers differ by a multiple of [`thuban_common::services::GATES_OF_INTERFACES`] share a gate. That
 //! costs one of them the look-ups, and nothing else.
@@ -19,10 +20,28 @@ fn gate(interface: u32) -> Option<&'static mut GatesEntry> {
         .map(|gate| unsafe { &mut *gate })
 }
 
-/// Whether the interface's endpoint ever had a connection or something pending.
+/// Whether the interface's endpoint ever had a connection to a service, or something pending.
 #[inline(always)]
 pub fn is_open(interface: u32) -> bool {
-    gate(interface).is_some_and(|gate| gate.connections != 0)
+    gate(interface).is_some_and(|gate| gate.services != 0)
+}
+
+/// Whether the interface's endpoint ever had a connection of a client outside, by a front.
+#[inline(always)]
+pub fn is_open_for_fronts(interface: u32) -> bool {
+    gate(interface).is_some_and(|gate| gate.fronts != 0)
+}
+
+/// From now on the endpoint's packets are looked up as answers to clients outside.
+#[inline(always)]
+pub fn open_for_fronts(interface: u32) {
+    if let Some(gate) = gate(interface).filter(|gate| gate.fronts == 0) {
+        gate.fronts = 1;
+        if let Some(any) = GATES.get_ptr_mut(GATE_OF_ANY) {
+            // SAFETY: a word of an array's element, which stays.
+            unsafe { (*any).fronts = 1 };
+        }
+    }
 }
 
 /// Opens the interface's gate: from now on its packets are looked up in CONNECTIONS and, until `pending_until`, in
@@ -32,11 +51,11 @@ pub fn open(interface: u32, pending_until: u64) {
     let Some(gate) = gate(interface) else {
         return;
     };
-    if gate.connections == 0 {
-        gate.connections = 1;
+    if gate.services == 0 {
+        gate.services = 1;
         if let Some(any) = GATES.get_ptr_mut(GATE_OF_ANY) {
             // SAFETY: a word of an array's element, which stays.
-            unsafe { (*any).connections = 1 };
+            unsafe { (*any).services = 1 };
         }
     }
     let until = (pending_until >> UNIT) as u32;

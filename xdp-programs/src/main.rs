@@ -32,6 +32,7 @@ mod divide;
 mod encapsulate;
 mod fragments;
 mod frame;
+mod front;
 mod gates;
 mod host;
 mod inner;

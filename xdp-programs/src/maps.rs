@@ -8,11 +8,11 @@
 //! they wait for a grace period (`kfree_rcu`, `bpf_mem_cache_free_rcu`).
 //!
 //! Invariant: an entry that could lead a packet into another VPC, or out of its VPC, is copied, and the copy is
-//! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS,
+//! believed only if its first word names the right owner. These are entries of ATTACHMENTS, ENDPOINTS, VPCS, HOMES,
 //! CONNECTIONS and FRAGMENTS. The same holds for what policy says: entries of GRANTS and FLOWS. User space removes
-//! entries of LISTS after a grace period, when no program reads them any more. Other entries are used within the VNI of
-//! the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost or
-//! goes to an address of its own VPC.
+//! entries of LISTS after a grace period, when no program reads them any more. Other entries are used within the VNI
+//! of the packet alone: members of a role, services and backends. If such an entry is another's, the packet is lost
+//! or goes to an address of its own VPC.
 
 use core::{
     mem::MaybeUninit,
@@ -35,7 +35,8 @@ use thuban_common::{
     services::{
         self, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CHUNK, CONNECTIONS_CAPACITY,
         ConnectionEntry, ConnectionKey, FRAGMENTS_CAPACITY, FragmentEntry, FragmentKey, GATES_OF_INTERFACES,
-        GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+        GatesEntry, HOMES_CAPACITY, HomeEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey,
+        SlotsEntry, SlotsKey,
     },
     skb::SkbLayout,
     tables::{
@@ -82,6 +83,11 @@ pub static SERVICES: HashMap<ServiceKey, ServiceEntry> =
 static SLOTS: HashMap<SlotsKey, SlotsEntry> = HashMap::with_max_entries(65_536, BPF_F_NO_PREALLOC);
 #[map]
 static BACKENDS: HashMap<BackendKey, BackendEntry> = HashMap::with_max_entries(262_144, BPF_F_NO_PREALLOC);
+#[map]
+static HOMES: HashMap<BackendKey, HomeEntry> = HashMap::with_max_entries(HOMES_CAPACITY, BPF_F_NO_PREALLOC);
+/// Whether SERVICES has fronts (1). User space writes it.
+#[map]
+static FRONTED: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
     HashMap::with_max_entries(CONNECTIONS_CAPACITY, BPF_F_NO_PREALLOC);
@@ -353,6 +359,23 @@ pub fn slot(table: u32, slot: u32) -> Option<u32> {
 pub fn backend(service: u32, index: u32) -> Option<&'static BackendEntry> {
     // SAFETY: an element of a map, see the module.
     unsafe { BACKENDS.get(&BackendKey { service, index }) }
+}
+
+/// Copies the entry of HOMES of a front's backend. Returns false if there is none.
+#[inline(always)]
+pub fn read_home(key: &BackendKey, to: &mut HomeEntry) -> bool {
+    let Some(entry) = HOMES.get_ptr(key) else {
+        return false;
+    };
+    // SAFETY: an element of a map, see the module.
+    unsafe { snapshot(entry, to) };
+    [to.service, to.index] == [key.service, key.index]
+}
+
+/// Whether any address outside has a front.
+#[inline(always)]
+pub fn has_fronts() -> bool {
+    FRONTED.get(0).is_some_and(|fronts| *fronts != 0)
 }
 
 #[inline(always)]

@@ -290,6 +290,36 @@ fn let_in(case: &mut Case, interface: u32) -> Result<(), Counter> {
     Ok(())
 }
 
+/// Judges a packet of a client outside by the ingress set of an endpoint of this droplet. `flow`: as the endpoint gets
+/// it.
+#[inline(never)]
+pub fn lets_in(vni: u32, interface: u32, protocol: u8, flow: &Flow) -> Result<(), Counter> {
+    let case = Case::get(vni).ok_or(Counter::PolicyUnreadable)?;
+    if !read_server(case, interface) {
+        return Err(Counter::NoAttachment);
+    }
+    if case.server.ingress_set == 0 {
+        return Ok(());
+    }
+    case.key.source = flow.source;
+    case.key.destination = flow.destination;
+    case.key.ports = flow.ports;
+    case.key.protocol = protocol;
+    let set = of_vpc(vni, case.server.ingress_set);
+    let point = point(protocol, u16::from_be(flow.ports[1]));
+    let Some(rank) = denying(set, PEER_OUTSIDE, &case.key.source, point) else {
+        return Ok(());
+    };
+    case.denial = DenialKey {
+        set,
+        interface,
+        rank,
+        flags: DENIAL_OUTSIDE,
+    };
+    denials::note(&case.denial, &case.key, false);
+    Err(Counter::PolicyIngress)
+}
+
 /// What an endpoint's egress set says of a packet that leaves its VPC.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Out {

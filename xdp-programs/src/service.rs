@@ -173,13 +173,13 @@ fn choose(packet: &IpPacket, work: &mut Work) -> Result<Choice, Counter> {
 
 /// Calls [`slot`] with a stack of its own.
 #[inline(never)]
-fn first_slot(packet: &IpPacket, service: &ServiceEntry, keeps: bool) -> u32 {
+pub fn first_slot(packet: &IpPacket, service: &ServiceEntry, keeps: bool) -> u32 {
     slot(packet, service, keeps)
 }
 
 /// Calls [`other_port`] with a stack of its own.
 #[inline(never)]
-fn next_port(packet: &IpPacket, attempt: u32) -> u16 {
+pub fn next_port(packet: &IpPacket, attempt: u32) -> u16 {
     other_port(packet, attempt)
 }
 

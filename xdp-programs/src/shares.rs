@@ -38,11 +38,25 @@ pub extern "C" fn payer(mark: u32, vni: u32) -> u32 {
 pub fn has_share(work: &mut Work, vni: u32, client: &Address) -> bool {
     work.share.vni = vni;
     work.share.address = *client;
-    if !has_less(&work.share, CONNECTIONS_OF_CLIENT) {
-        return false;
-    }
+    has_less(&work.share, CONNECTIONS_OF_CLIENT) && has_share_of_vpc(work, vni)
+}
+
+/// Whether the VPC may have more entries, whoever the client is.
+#[inline(always)]
+fn has_share_of_vpc(work: &mut Work, vni: u32) -> bool {
+    work.share.vni = vni;
     work.share.address = ALL_CONNECTIONS;
     has_less(&work.share, quota(QUOTA_RESERVE)) || quota(QUOTA_HELD) < quota(QUOTA_SHARED)
+}
+
+/// Whether the VPC may have more entries for clients outside. A quarter of what it may have is left to its own clients,
+/// whatever comes from outside.
+#[inline(always)]
+pub fn has_share_of_fronts(work: &mut Work, vni: u32) -> bool {
+    work.share.vni = vni;
+    work.share.address = ALL_CONNECTIONS;
+    let most = |quota: u32| quota - quota / 4;
+    has_less(&work.share, most(quota(QUOTA_RESERVE))) || quota(QUOTA_HELD) < most(quota(QUOTA_SHARED))
 }
 
 #[inline(always)]
@@ -63,6 +77,13 @@ pub fn take_share(work: &mut Work, vni: u32, client: &Address) {
     work.share.vni = vni;
     work.share.address = *client;
     add_share(&work.share, 2);
+    take_share_of_vpc(work, vni);
+}
+
+/// Counts a connection's entries for its VPC alone.
+#[inline(always)]
+pub fn take_share_of_vpc(work: &mut Work, vni: u32) {
+    work.share.vni = vni;
     work.share.address = ALL_CONNECTIONS;
     add_share(&work.share, 2);
     if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {
@@ -76,6 +97,13 @@ pub fn give_share(work: &mut Work, vni: u32, client: &Address) {
     work.share.vni = vni;
     work.share.address = *client;
     give_back(&work.share, 2);
+    give_share_of_vpc(work, vni);
+}
+
+/// Gives back what [`take_share_of_vpc`] took.
+#[inline(always)]
+pub fn give_share_of_vpc(work: &mut Work, vni: u32) {
+    work.share.vni = vni;
     work.share.address = ALL_CONNECTIONS;
     give_back(&work.share, 2);
     if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_HELD) {

@@ -7,14 +7,17 @@ use aya_ebpf::helpers::bpf_ktime_get_ns;
 use thuban_common::{
     counters::Counter,
     packet::{
-        Header,
+        Header, bytes6,
         ethernet::{self, EthernetHeader},
         geneve,
         icmp::{ErrorV4, ErrorV6, QUOTE},
         ip::IpPacket,
         ipv4, ipv6,
     },
-    tables::{AttachmentEntry, ConfigEntry, DropletAddress, GATEWAY_MAC, LEAST_PATH_MTU, PATH_MTU_LIFE},
+    tables::{
+        Address, AttachmentEntry, ConfigEntry, DropletAddress, GATEWAY_MAC, HOST_SOURCE, HOST_SOURCE_V6,
+        LEAST_PATH_MTU, PATH_MTU_LIFE,
+    },
 };
 
 use crate::{
@@ -75,10 +78,32 @@ fn path_mtu(droplet: DropletAddress) -> Option<u32> {
     (now.wrapping_sub(entry.time) < PATH_MTU_LIFE).then_some(entry.mtu)
 }
 
-/// Turns the frame into an ICMP error to the pod. No error answers a later fragment or another error (RFC 1122 section
-/// 3.2.2, RFC 4443 section 2.4).
-#[inline(never)]
+/// Turns the frame into an ICMP error to the pod.
+#[inline(always)]
 pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &IpPacket, mtu: u32) -> Outcome {
+    answer_to::<F, false>(frame, &Macs::to_pod(attachment), packet, mtu)
+}
+
+/// Turns the frame into an ICMP error to whoever on the underlay sent it, from the address that it was for.
+#[inline(always)]
+pub fn answer_outside<F: Frame>(frame: &mut F, packet: &IpPacket, mtu: u32) -> Outcome {
+    let header: EthernetHeader = frame.load(0).ok_or(Counter::Truncated)?;
+    let macs = Macs {
+        to: bytes6(header.source),
+        from: bytes6(header.destination),
+    };
+    answer_to::<F, true>(frame, &macs, packet, mtu)
+}
+
+/// Turns the frame into an ICMP error. No error answers a later fragment or another error (RFC 1122 section 3.2.2, RFC
+/// 4443 section 2.4).
+#[inline(never)]
+fn answer_to<F: Frame, const OUTSIDE: bool>(
+    frame: &mut F,
+    macs: &Macs,
+    packet: &IpPacket,
+    mtu: u32,
+) -> Outcome {
     if !F::IS_LAST {
         return Ok((F::PASS, None));
     }
@@ -86,20 +111,34 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
         return Err(Counter::TooBig);
     }
     let mtu = mtu as u16;
-    let macs = Macs::to_pod(attachment);
-    let [.., a, b, c, d] = packet.source;
     let is_written = if packet.is_v6() {
-        write::<F, _, QUOTE>(frame, &macs, ethernet::IPV6, |sum| {
-            ErrorV6::too_big(&packet.source, mtu, sum)
+        let from = if OUTSIDE {
+            &packet.destination
+        } else {
+            &HOST_SOURCE_V6
+        };
+        write::<F, _, QUOTE>(frame, macs, ethernet::IPV6, |sum| {
+            ErrorV6::too_big(from, &packet.source, mtu, sum)
         })
     } else {
-        write::<F, _, QUOTE>(frame, &macs, ethernet::IPV4, |sum| {
-            ErrorV4::too_big([a, b, c, d], mtu, sum)
+        let from = if OUTSIDE {
+            v4(&packet.destination)
+        } else {
+            HOST_SOURCE
+        };
+        write::<F, _, QUOTE>(frame, macs, ethernet::IPV4, |sum| {
+            ErrorV4::too_big(from, v4(&packet.source), mtu, sum)
         })
     };
     is_written.ok_or(Counter::TooBig)?;
     let verdict = frame.reply().ok_or(Counter::TooBig)?;
     Ok((verdict, Some(Counter::TooBigAnswered)))
+}
+
+#[inline(always)]
+const fn v4(address: &Address) -> [u8; 4] {
+    let [.., a, b, c, d] = *address;
+    [a, b, c, d]
 }
 
 /// The addresses of an answer's Ethernet header.

@@ -1,5 +1,5 @@
 //! Transit: handles packets that arrive by the NIC. Geneve of known droplets is checked, then delivered, forwarded,
-//! bounced or divided. All other packets are the host's and pass unchanged.
+//! bounced or divided. All other packets are a front's, or the host's and pass unchanged.
 
 use thuban_common::{
     counters::Counter,
@@ -11,7 +11,7 @@ use thuban_common::{
         ipv4::{self, Ipv4Header},
         ipv6,
     },
-    policy::Stamp,
+    policy::{STAMP_FRONT, Stamp},
     select::contains,
     source::may_send,
     tables::{
@@ -24,7 +24,7 @@ use thuban_common::{
 use crate::{
     bounce, deliver, divide,
     frame::{Frame, Outcome, Verdict, tc::TcFrame},
-    inner, load, maps, path_mtu, policy, probe, reject,
+    front, inner, load, maps, path_mtu, policy, probe, reject,
     rewrite::rewrite,
     service,
     trace::{Observed, settle},
@@ -35,7 +35,7 @@ use crate::{
 const HEADERS: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH + ipv6::LENGTH + 4) as u32;
 
 /// Where an inner IP header begins.
-const INNER_IP: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH) as u32;
+pub const INNER_IP: u32 = (ENCAPSULATION_LENGTH + ethernet::LENGTH) as u32;
 
 /// The next droplet, and the role that chose it.
 struct Hop {
@@ -70,7 +70,7 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
         return Ok((F::PASS, None));
     };
     let Some(outer) = ours(frame, config)? else {
-        return Ok((F::PASS, None));
+        return front::take(frame, config, observed);
     };
     let sender = outer.source();
     if sender == config.droplet || !maps::is_droplet(sender) {
@@ -91,6 +91,9 @@ fn handle<F: Frame>(frame: &mut F, observed: &mut Observed) -> Outcome {
     observed.stamp = Stamp::read(&header);
     let offset = ENCAPSULATION_LENGTH + ethernet::LENGTH;
     inner::read(frame, header.ethertype, offset, options, &mut observed.packet)?;
+    if observed.stamp.flags & STAMP_FRONT != 0 {
+        return front::arrive(frame, config, &outer, options, observed);
+    }
     let packet = &observed.packet;
     let key = maps::key(vni, packet.destination);
     let endpoint = maps::rows(&key);

@@ -5,7 +5,8 @@ use thuban_common::{
     counters::Counter,
     packet::ip::IpPacket,
     services::{
-        ConnectionEntry, ConnectionKey, HAIRPIN, PendingEntry, PendingKey, REVERSE, ServiceKey, Signal,
+        BackendKey, ConnectionEntry, ConnectionKey, HAIRPIN, HomeEntry, PendingEntry, PendingKey, REVERSE,
+        ServiceKey, Signal,
     },
     tables::{Address, EndpointKey},
 };
@@ -34,6 +35,11 @@ pub struct Work {
     /// The flow of the packet as it came.
     pub key: ConnectionKey,
     pub service: ServiceKey,
+    /// The backend that a front chose, and where it is.
+    pub backend: BackendKey,
+    pub home: HomeEntry,
+    /// Whether the packet of a front is of a known connection.
+    pub is_known: bool,
     /// The meaning of its transport header.
     pub signal: Signal,
     /// The packet's mark, if it comes from the node's own endpoint; else 0.

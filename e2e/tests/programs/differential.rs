@@ -169,9 +169,9 @@ fn programs_do_what_their_model_does() -> Result<()> {
     Ok(())
 }
 
-/// Counters that no frame raises: events, failures of the world around, services, of which this world has
+/// Counters that no frame raises: events, failures of the world around, services and fronts, of which this world has
 /// none, what it denies to nobody, rates, which it limits for nobody, and what only packet sockets can ask of a NIC.
-const UNREACHABLE: [&str; 17] = [
+const UNREACHABLE: [&str; 21] = [
     "checksum_misplaced",
     "rate_exceeded",
     "direct_wanted",
@@ -189,4 +189,8 @@ const UNREACHABLE: [&str; 17] = [
     "fragment_without_first",
     "policy_ingress",
     "policy_unvouched",
+    "fronted",
+    "front_delivered",
+    "front_answered",
+    "front_no_room",
 ];

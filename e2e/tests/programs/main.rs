@@ -13,6 +13,7 @@ mod egress;
 mod fixture;
 mod fragments;
 mod frames;
+mod fronts;
 mod ipv6;
 mod ipv6_transit;
 mod meters;
@@ -68,6 +69,7 @@ fn every_counter_has_a_test() {
         include_str!("ecn.rs"),
         include_str!("fixture.rs"),
         include_str!("fragments.rs"),
+        include_str!("fronts.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),
         include_str!("meters.rs"),

@@ -1,11 +1,11 @@
 //! The model of transit.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use thuban_common::{
     counters::Counter,
-    policy::Stamp,
-    tables::{LEAST_PATH_MTU, SUBNET_BOUNCER_HERE, SUBNET_FOREIGN, VPC_DIVIDER_HERE},
+    policy::{STAMP_FRONT, Stamp},
+    tables::{LEAST_PATH_MTU, SUBNET_BOUNCER_HERE, SUBNET_CLOSED, SUBNET_FOREIGN, VPC_DIVIDER_HERE},
 };
 
 use crate::{
@@ -35,7 +35,7 @@ fn stamp(header: [u8; 14]) -> Stamp {
     Stamp {
         class: u32::from_be_bytes([0, header[7], header[8], header[9]]),
         egress_set: u32::from_be_bytes([0, header[1], header[2], header[3]]),
-        flags: u16::from(header[6] & 0xc),
+        flags: u16::from(header[6] & 0x1c),
     }
 }
 
@@ -109,6 +109,9 @@ impl Model {
         let inner = &frame[(OUTER + length).min(frame.len())..];
         let ethernet: [u8; 14] = first(inner)?;
         let packet = Packet::read([ethernet[12], ethernet[13]], &inner[14..])?;
+        if stamp(ethernet).flags & STAMP_FRONT != 0 {
+            return fronted(hook, vni, length, &packet);
+        }
         let (vpc_flags, dividers) = vpc(vni).ok_or(Counter::UnknownVni)?;
         let destination = (vni, packet.destination);
         let network = subnet(vni, packet.destination);
@@ -183,6 +186,40 @@ impl Model {
             return Err(Counter::WouldReturn);
         }
         Ok((droplet, counter))
+    }
+}
+
+/// Judges a packet that a front sent. This droplet knows no front.
+fn fronted(hook: Hook, vni: u32, options: usize, packet: &Packet) -> Result<Expect, Refusal> {
+    if options != 0 {
+        return Err(Counter::BadHeader);
+    }
+    if hook == Hook::Xdp {
+        return Ok(TO_TC);
+    }
+    let is_outside = subnet(vni, packet.source).is_none_or(|(.., flags, _)| flags & SUBNET_CLOSED != 0);
+    let has_ports = matches!(packet.protocol, 6 | 17 | 132) && !packet.is_fragment && !packet.has_options;
+    if !has_ports || !is_outside || !may_be_client(packet.source) {
+        return Err(Counter::SourceMismatch);
+    }
+    if packet.protocol != 17 {
+        first::<14>(&packet.rest)?;
+    }
+    Err(Counter::FrontUnknown)
+}
+
+/// Whether a host outside of the nodes may have an address.
+fn may_be_client(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => {
+            let first = v4.octets()[0];
+            first != 0 && first != 127 && first < 224 && !v4.is_link_local() && !DROPLETS.contains(&v4)
+        }
+        IpAddr::V6(v6) => {
+            let is_low = v6.segments()[..6] == [0; 6];
+            let is_tracked = v6 == Ipv6Addr::new(0x100, 0, 0, 0, 0, 0x5468, 0x7562, 0x6102);
+            !v6.is_multicast() && !v6.is_unicast_link_local() && !is_low && !is_tracked
+        }
     }
 }
 

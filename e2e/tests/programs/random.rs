@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use thuban_common::policy::{STAMP_GUARDED, STAMP_REPLY};
+use thuban_common::policy::{STAMP_FRONT, STAMP_GUARDED, STAMP_REPLY};
 use thuban_testkit::packets::checksum;
 
 use crate::{
@@ -166,7 +166,7 @@ impl Random {
             if self.once_in(8) {
                 stamp.egress_set = 1 + u32::from(self.u8() % 4);
             }
-            stamp.flags ^= self.one_of(&[0, 0, STAMP_REPLY, STAMP_GUARDED]);
+            stamp.flags ^= self.one_of(&[0, 0, 0, 0, STAMP_REPLY, STAMP_GUARDED, STAMP_FRONT]);
             inner[..12].copy_from_slice(&stamp_bytes(stamp));
         }
         let sender = self.droplet();

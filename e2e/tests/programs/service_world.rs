@@ -22,6 +22,9 @@ pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const SCTP: u8 = 132;
 
+/// The flags of a SYN-ACK.
+const ANSWERS: u8 = 0x12;
+
 /// The service of the tests, IPv4 and IPv6.
 pub const SERVICE: IpAddr = IpAddr::V4(ip(10, 96, 0, 10));
 pub const SERVICE6: IpAddr = IpAddr::V6(ip6(0x96, 0, 0x10));
@@ -33,7 +36,7 @@ pub struct Segment {
     pub from: (IpAddr, u16),
     pub to: (IpAddr, u16),
     pub protocol: u8,
-    /// Flags of TCP.
+    /// Flags of TCP. SCTP has [`ANSWERS`] for an INIT ACK.
     pub flags: u8,
     pub sequence: u32,
     pub acknowledged: u32,
@@ -67,8 +70,10 @@ impl Segment {
         let mut answer = self.clone();
         answer.source_mac = source_mac;
         (answer.from, answer.to) = (self.to, self.from);
+        if self.protocol != UDP {
+            answer.flags = ANSWERS;
+        }
         if self.protocol == TCP {
-            answer.flags = 0x12;
             (answer.sequence, answer.acknowledged) = (7000, self.sequence + 1);
         }
         answer
@@ -100,8 +105,9 @@ impl Segment {
                 6
             }
             _ => {
-                // The bytes are a CRC32c, which nothing here checks, and an INIT.
-                bytes.extend([9, 9, 9, 9, 1, 2, 3, 4, 1, 0, 0, 20]);
+                // The bytes are a CRC32c, which nothing here checks, and an INIT, or an INIT ACK.
+                let chunk = if self.flags == ANSWERS { 2 } else { 1 };
+                bytes.extend([9, 9, 9, 9, 1, 2, 3, 4, chunk, 0, 0, 20]);
                 0
             }
         };

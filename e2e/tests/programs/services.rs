@@ -118,12 +118,12 @@ fn a_connection_opens_its_clients_gate_and_no_others() -> Result<()> {
     let is_open = |world: &World, of: Endpoint| {
         let interface = world.interfaces[usize::from(of.index)];
         let gate: Result<GatesEntry> = world.programs.element("GATES", gate_of(interface));
-        gate.map(|gate| gate.connections != 0)
+        gate.map(|gate| gate.services != 0)
     };
     let any = |world: &World| world.programs.element::<GatesEntry>("GATES", GATE_OF_ANY);
-    ensure!(any(&world)?.connections == 0 && !is_open(&world, TENANT)?);
+    ensure!(any(&world)?.services == 0 && !is_open(&world, TENANT)?);
     send(&mut world, TENANT.index, &segment(TCP, 40000))?;
-    ensure!(any(&world)?.connections == 1 && is_open(&world, TENANT)?);
+    ensure!(any(&world)?.services == 1 && is_open(&world, TENANT)?);
     ensure!(!is_open(&world, BOUNCED)?, "a backend's packets need no look-up");
     Ok(())
 }

@@ -28,7 +28,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::{Report, Speakers};
+use super::{Report, Serving, Speakers};
 use crate::leases::Leases;
 use crate::vip::{Ending, ending};
 
@@ -373,6 +373,18 @@ impl Node {
         }
     }
 
+    /// Returns what is said of the address: a speaker that has just started may not know the Service.
+    fn serves_for(&self) -> Vec<Serving> {
+        let vip = self.world.vip.lock().unwrap().clone();
+        let service = vip.map(|vip| format!("{}/{}", vip.namespace().unwrap_or_default(), vip.spec.service));
+        let service = service.filter(|_| !self.world.chance(8)).unwrap_or_default();
+        let serving = |address: &IpAddr| Serving {
+            address: *address,
+            service: service.clone(),
+        };
+        self.state.serves().iter().map(serving).collect()
+    }
+
     async fn live(mut self) {
         let mut requests = JoinSet::new();
         let mut version = String::new();
@@ -406,7 +418,7 @@ impl Node {
             let report = Report {
                 sequence: self.sequence,
                 announced,
-                serves: self.state.serves().iter().copied().collect(),
+                serves: self.serves_for(),
                 version: version.clone(),
             };
             let sent = self.world.now();

@@ -1,7 +1,7 @@
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use thuban_api::Vip;
-use thuban_api::routes::{Announced, Report};
+use thuban_api::routes::{Announced, Report, Serving};
 
 use super::{entry, let_announce, may_have, note};
 
@@ -35,8 +35,15 @@ fn report(sequence: u64, announces: bool) -> Report {
     Report {
         sequence,
         announced: if announces { vec![announced] } else { Vec::new() },
-        serves: vec![address],
+        serves: vec![serving(ADDRESS, "red/web")],
         version: String::new(),
+    }
+}
+
+fn serving(address: &str, service: &str) -> Serving {
+    Serving {
+        address: address.parse().unwrap(),
+        service: service.to_owned(),
     }
 }
 
@@ -47,16 +54,49 @@ fn noted(vip: &mut Vip, report: &Report) -> bool {
 #[test]
 fn only_a_node_that_serves_an_address_gets_it() {
     let address = ADDRESS.parse().unwrap();
-    assert!(may_have(&vip(&json!({})), address, &report(1, false)));
-    assert!(!may_have(&deleted(vip(&json!({}))), address, &report(1, false)));
-    let mut others = report(1, false);
-    others.serves = vec!["203.0.113.8".parse().unwrap()];
-    assert!(!may_have(&vip(&json!({})), address, &others));
+    assert!(may_have(&vip(&json!({})), "node-a", address, &report(1, false)));
     assert!(!may_have(
-        &vip(&json!({"conditions": []})),
+        &deleted(vip(&json!({}))),
+        "node-a",
         address,
         &report(1, false)
     ));
+    let mut others = report(1, false);
+    others.serves = vec![serving("203.0.113.8", "red/web")];
+    assert!(!may_have(&vip(&json!({})), "node-a", address, &others));
+    assert!(!may_have(
+        &vip(&json!({"conditions": []})),
+        "node-a",
+        address,
+        &report(1, false)
+    ));
+}
+
+#[test]
+fn a_node_gets_an_address_only_for_the_service_that_it_leads_to() {
+    let (mut vip, address) = (vip(&json!({})), ADDRESS.parse().unwrap());
+    let says = |service: &str| Report {
+        serves: vec![serving(ADDRESS, service)],
+        ..report(1, false)
+    };
+    assert!(may_have(&vip, "node-a", address, &says("red/web")));
+    for other in ["blue/web", "red/other", "red", ""] {
+        assert!(!may_have(&vip, "node-a", address, &says(other)), "{other}");
+    }
+    let mut both = says("red/web");
+    both.serves.push(serving(ADDRESS, "blue/web"));
+    assert!(
+        !may_have(&vip, "node-a", address, &both),
+        "it has an old row, too"
+    );
+    both.serves.push(serving("203.0.113.8", "blue/web"));
+    both.serves.remove(1);
+    assert!(may_have(&vip, "node-a", address, &both), "of another address");
+    // A speaker that has just started does not know the Service yet, and goes on.
+    let_announce(&mut vip, "node-a", 1);
+    assert!(may_have(&vip, "node-a", address, &says("")));
+    assert!(!may_have(&vip, "node-b", address, &says("")));
+    assert!(!may_have(&vip, "node-a", address, &says("blue/web")));
 }
 
 #[test]

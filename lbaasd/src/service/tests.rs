@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use thuban_api::{IpFamily, Vip, VipSpec};
 
-use super::{Step, ingress, step, wanted};
+use super::{Step, ingress, is_front, step, wanted, wants_front};
 
 fn service(spec: &Value, annotations: &Value) -> Service {
     serde_json::from_value(json!({
@@ -126,4 +126,28 @@ fn a_services_addresses_stay_until_nobody_announces_them() {
     assert_eq!(ingress(&service, Some(&own)), ["203.0.113.7"]);
     own.status.as_mut().unwrap().announcers.clear();
     assert!(ingress(&service, Some(&own)).is_empty());
+}
+
+#[test]
+fn a_service_chooses_how_clients_reach_its_backends() {
+    let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "thuban.dev/vip"});
+    let with = |mode: &str| service(&spec, &json!({"thuban.dev/load-balancer-mode": mode}));
+    assert!(wanted(&with("Dsr"), false).is_ok() && wanted(&with("Node"), false).is_ok());
+    let error = wanted(&with("Tunnel"), false).unwrap_err();
+    assert_eq!(
+        error,
+        "thuban.dev/load-balancer-mode: Tunnel is neither of Dsr, Node"
+    );
+    assert!(wants_front(&balanced(), true) && wants_front(&with("Dsr"), true));
+    assert!(!wants_front(&with("Node"), true) && !wants_front(&balanced(), false));
+    let mut told = balanced();
+    assert!(!is_front(&told));
+    let condition = |status: &str| {
+        json!({"conditions": [{"type": "thuban.dev/Front", "status": status, "reason": "Dsr", "message": "",
+            "lastTransitionTime": "2026-11-27T00:00:00Z"}]})
+    };
+    told.status = Some(serde_json::from_value(condition("True")).unwrap());
+    assert!(is_front(&told));
+    told.status = Some(serde_json::from_value(condition("False")).unwrap());
+    assert!(!is_front(&told));
 }

@@ -146,6 +146,7 @@ impl Hub {
         let had_outdated = state.world.has_outdated();
         let is_enforcing = KINDS.into_iter().all(|kind| kinds.contains(kind));
         state.world.set_enforcing(droplet, is_enforcing);
+        state.world.set_fronting(droplet, kinds.contains(Kind::Front));
         if state.world.has_outdated() == had_outdated {
             return;
         }

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
+use thuban_api::FRONT_CONDITION;
 
 /// Label of a slice: the name of its Service.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -51,6 +52,15 @@ pub struct Service {
 #[serde(rename_all = "camelCase")]
 pub struct ServiceStatus {
     pub load_balancer: Option<LoadBalancer>,
+    pub conditions: Option<Vec<Condition>>,
+}
+
+/// A condition of a Service's status.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub struct Condition {
+    #[serde(rename = "type")]
+    pub kind: String,
+    pub status: String,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -170,6 +180,21 @@ impl Service {
         ingress
             .filter_map(|ingress| ingress.ip.as_ref()?.parse().ok())
             .collect()
+    }
+
+    /// Returns the addresses that are fronts: droplets take their packets at their NICs for any backend.
+    pub fn fronts(&self) -> Vec<IpAddr> {
+        let conditions = self
+            .status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        let mut fronts = conditions.filter(|condition| condition.kind == FRONT_CONDITION);
+        let is_front = fronts.any(|condition| condition.status == "True");
+        if is_front && !self.is_external_local() {
+            self.balancers()
+        } else {
+            Vec::new()
+        }
     }
 
     /// Returns the name of the Service's Endpoint: `<service>-<first 8 of its UID>`.

@@ -2,13 +2,12 @@
 //!
 //! Pure. Addresses within VPCs are 16 bytes, IPv4 mapped; ports of services are in network order.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv6Addr};
 
 use thuban_api::identifiers::{Vni, mapped};
-use thuban_common::services::{BackendEntry, ServiceKey};
+use thuban_common::services::{BackendEntry, FRONTS, ServiceKey};
 use thuban_common::tables::EndpointKey;
-use thuban_rows::{LocalEndpoint, Port, RowKey, Service};
+use thuban_rows::{Backend, LocalEndpoint, RowKey, Service};
 
 /// Returns the key of an address of a VPC.
 pub fn endpoint_key(vni: Vni, address: impl Into<IpAddr>) -> EndpointKey {
@@ -37,26 +36,33 @@ pub fn key_of(service: &Service) -> EndpointKey {
     endpoint_key(service.vni, service.address)
 }
 
-/// Returns the key of a port of the service.
-pub fn service_key(of: EndpointKey, port: &Port) -> ServiceKey {
-    ServiceKey {
-        vni: of.vni,
-        address: of.address,
-        port: port.port.to_be(),
-        protocol: port.protocol,
-        padding: 0,
+/// Returns the key of a front's address.
+pub fn front_key(address: IpAddr) -> EndpointKey {
+    EndpointKey {
+        vni: FRONTS,
+        address: mapped(address),
     }
 }
 
-/// Returns the backends in the order of their entries. A port's slots follow from this order, so they are the same on
-/// all droplets.
-pub fn backend_entries(port: &Port) -> BTreeSet<BackendEntry> {
-    let entries = port.backends.iter().map(|backend| BackendEntry {
+/// Returns the key of a port of a service or front.
+pub fn service_key(of: EndpointKey, protocol: u8, port: u16) -> ServiceKey {
+    ServiceKey {
+        vni: of.vni,
+        address: of.address,
+        port: port.to_be(),
+        protocol,
+        former: 0,
+    }
+}
+
+/// Returns the entry of a backend. A port's slots follow from the order of entries, so they are the same on all
+/// droplets.
+pub fn backend_entry(backend: &Backend) -> BackendEntry {
+    BackendEntry {
         address: mapped(backend.address),
         port: backend.port.to_be(),
         padding: 0,
-    });
-    entries.collect()
+    }
 }
 
 #[cfg(test)]
@@ -74,8 +80,8 @@ mod tests {
             (7, &[0xff, 0xff, 10, 96, 0, 10][..])
         );
         let port = &service.ports[0];
-        assert_eq!(service_key(key, port).port, 80_u16.to_be());
-        let entries: Vec<_> = backend_entries(port).into_iter().collect();
+        assert_eq!(service_key(key, port.protocol, port.port).port, 80_u16.to_be());
+        let entries: Vec<_> = port.backends.iter().map(backend_entry).collect();
         assert_eq!(
             entries
                 .iter()

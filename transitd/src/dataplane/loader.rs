@@ -22,7 +22,7 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 36] = [
+pub const PINNED_MAPS: [&str; 38] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
@@ -43,6 +43,8 @@ pub const PINNED_MAPS: [&str; 36] = [
     "SERVICES",
     "SLOTS",
     "BACKENDS",
+    "HOMES",
+    "FRONTED",
     "CONNECTIONS",
     "SHARES",
     "QUOTAS",

@@ -1,4 +1,4 @@
-//! The share of each VPC in SERVICES, SLOTS and BACKENDS: how many rows it has, and whether it may have more.
+//! The share of each VPC in SERVICES, SLOTS, BACKENDS and HOMES: how many rows it has, and whether it may have more.
 //!
 //! Invariant: a VPC always has room for its reserve. It takes more rows, up to half of the table, only while a quarter
 //! stays free ([`Shared`]). Pure.
@@ -6,14 +6,13 @@
 use std::collections::HashMap;
 
 use thuban_common::services::CHUNK;
-use thuban_rows::Service;
 
 use super::maglev;
 use super::reserve::Shared;
 use super::tables::TableError;
 
 /// The tables, in the order of [`Usage`].
-pub const TABLES: [&str; 3] = ["SERVICES", "SLOTS", "BACKENDS"];
+pub const TABLES: [&str; 4] = ["SERVICES", "SLOTS", "BACKENDS", "HOMES"];
 
 /// The least number of VPCs for which each table has reserves. Each gets 512 rows of SLOTS: those are enough for 512
 /// ports with up to four backends.
@@ -21,7 +20,7 @@ const LEAST_VPCS: usize = 32;
 
 /// Rows in each of [`TABLES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Usage(pub [usize; 3]);
+pub struct Usage(pub [usize; 4]);
 
 #[derive(Debug)]
 pub struct Quota {
@@ -32,20 +31,17 @@ pub struct Quota {
 
 impl Usage {
     /// The usage of an address's own entry.
-    pub const OWN: Self = Self([1, 0, 0]);
+    pub const OWN: Self = Self([1, 0, 0, 0]);
 
-    /// Returns the usage of a port with so many backends.
+    /// Returns the usage of a table of slots with so many backends, for a port of a service.
     pub fn of_port(backends: usize) -> Self {
         let chunks = maglev::size(backends).div_ceil(CHUNK as u32);
-        Self([1, chunks as usize, backends])
+        Self([1, chunks as usize, backends, 0])
     }
 
-    pub fn of(service: &Service) -> Self {
-        let ports = service
-            .ports
-            .iter()
-            .map(|port| Self::of_port(port.backends.len()));
-        ports.fold(Self::OWN, Self::plus)
+    /// Returns the same for a port of a front, whose backends have homes.
+    pub fn of_front(backends: usize) -> Self {
+        Self::of_port(backends).plus(Self([0, 0, 0, backends]))
     }
 
     pub(super) fn plus(self, other: Self) -> Self {
@@ -143,27 +139,34 @@ mod tests {
     #[test]
     fn no_vpc_has_more_than_half_and_two_leave_all_others_a_reserve() {
         // The reserve is 25, 50 and 100 rows.
-        let mut quota = Quota::new(Usage([3200, 6400, 12_800]));
-        assert_eq!(is_refused(&quota, 1, Usage([1600, 3200, 6400])), None);
-        assert_eq!(is_refused(&quota, 1, Usage([1601, 0, 0])), Some("SERVICES"));
-        assert_eq!(is_refused(&quota, 1, Usage([1600, 3201, 0])), Some("SLOTS"));
-        assert_eq!(is_refused(&quota, 1, Usage([1600, 3200, 6401])), Some("BACKENDS"));
-        quota.add(1, Usage([1600, 3200, 6400]));
-        assert_eq!(is_refused(&quota, 2, Usage([801, 0, 0])), Some("SERVICES"));
-        assert_eq!(is_refused(&quota, 2, Usage([800, 1600, 3200])), None, "a quarter");
-        quota.add(2, Usage([800, 1600, 3200]));
+        let mut quota = Quota::new(Usage([3200, 6400, 12_800, 0]));
+        assert_eq!(is_refused(&quota, 1, Usage([1600, 3200, 6400, 0])), None);
+        assert_eq!(is_refused(&quota, 1, Usage([1601, 0, 0, 0])), Some("SERVICES"));
+        assert_eq!(is_refused(&quota, 1, Usage([1600, 3201, 0, 0])), Some("SLOTS"));
+        assert_eq!(
+            is_refused(&quota, 1, Usage([1600, 3200, 6401, 0])),
+            Some("BACKENDS")
+        );
+        quota.add(1, Usage([1600, 3200, 6400, 0]));
+        assert_eq!(is_refused(&quota, 2, Usage([801, 0, 0, 0])), Some("SERVICES"));
+        assert_eq!(
+            is_refused(&quota, 2, Usage([800, 1600, 3200, 0])),
+            None,
+            "a quarter"
+        );
+        quota.add(2, Usage([800, 1600, 3200, 0]));
         for vni in 3..=32 {
             assert_eq!(
-                is_refused(&quota, vni, Usage([26, 0, 0])),
+                is_refused(&quota, vni, Usage([26, 0, 0, 0])),
                 Some("SERVICES"),
                 "{vni}"
             );
-            assert_eq!(is_refused(&quota, vni, Usage([25, 50, 100])), None, "{vni}");
-            quota.add(vni, Usage([25, 50, 100]));
+            assert_eq!(is_refused(&quota, vni, Usage([25, 50, 100, 0])), None, "{vni}");
+            quota.add(vni, Usage([25, 50, 100, 0]));
         }
-        quota.take(2, Usage([800, 1600, 3200]));
+        quota.take(2, Usage([800, 1600, 3200, 0]));
         assert_eq!(
-            is_refused(&quota, 2, Usage([50, 0, 0])),
+            is_refused(&quota, 2, Usage([50, 0, 0, 0])),
             None,
             "a quarter is free"
         );
@@ -171,26 +174,31 @@ mod tests {
 
     #[test]
     fn a_vpc_that_has_more_than_its_reserve_keeps_what_it_has() {
-        let mut quota = Quota::new(Usage([3200, 6400, 12_800]));
-        quota.add(1, Usage([1600, 0, 0]));
-        quota.add(2, Usage([850, 0, 0]));
-        let change = |old, new| quota.admit(2, Usage([old, 0, 0]), Usage([new, 0, 0])).is_ok();
+        let mut quota = Quota::new(Usage([3200, 6400, 12_800, 0]));
+        quota.add(1, Usage([1600, 0, 0, 0]));
+        quota.add(2, Usage([850, 0, 0, 0]));
+        let change = |old, new| {
+            quota
+                .admit(2, Usage([old, 0, 0, 0]), Usage([new, 0, 0, 0]))
+                .is_ok()
+        };
         assert!(change(10, 10) && change(10, 9) && !change(10, 11));
     }
 
     #[test]
     fn what_shrinks_is_never_refused() {
-        let mut quota = Quota::new(Usage([10, 10, 10]));
-        quota.add(1, Usage([10, 10, 10]));
+        let mut quota = Quota::new(Usage([10, 10, 10, 0]));
+        quota.add(1, Usage([10, 10, 10, 0]));
         let admit = |old, new| quota.admit(1, old, new).is_ok();
-        assert!(admit(Usage([5, 5, 5]), Usage([5, 5, 4])));
-        assert!(!admit(Usage([5, 5, 5]), Usage([4, 4, 6])));
+        assert!(admit(Usage([5, 5, 5, 0]), Usage([5, 5, 4, 0])));
+        assert!(!admit(Usage([5, 5, 5, 0]), Usage([4, 4, 6, 0])));
     }
 
     #[test]
     fn rows_are_those_of_the_tables() {
-        assert_eq!(Usage::of_port(0), Usage([1, 0, 0]));
-        assert_eq!(Usage::of_port(2), Usage([1, 1, 2]));
-        assert_eq!(Usage::of_port(16384), Usage([1, 1024, 16384]));
+        assert_eq!(Usage::of_port(0), Usage([1, 0, 0, 0]));
+        assert_eq!(Usage::of_port(2), Usage([1, 1, 2, 0]));
+        assert_eq!(Usage::of_port(16384), Usage([1, 1024, 16384, 0]));
+        assert_eq!(Usage::of_front(2), Usage([1, 1, 2, 2]));
     }
 }

@@ -346,6 +346,15 @@ pub fn write_on_link(maps: &Path, entry: OnLinkEntry) -> Result<(), TableError> 
     on_link.set(0, entry, 0).map_err(access("write", "ON_LINK"))
 }
 
+/// Writes FRONTED[0]: whether SERVICES has fronts.
+pub fn write_fronted(maps: &Path, has_fronts: bool) -> Result<(), TableError> {
+    let mut fronted: Array<MapData, u32> =
+        Array::try_from(Map::Array(data(maps, "FRONTED")?)).map_err(open("FRONTED"))?;
+    fronted
+        .set(0, u32::from(has_fronts), 0)
+        .map_err(access("write", "FRONTED"))
+}
+
 fn read<K, V>(
     rows: &mut HashMap<TableKey, TableEntry>,
     name: &'static str,

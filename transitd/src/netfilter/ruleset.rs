@@ -165,8 +165,8 @@ pub(super) fn family(address: IpAddr) -> &'static str {
 #[derive(Debug)]
 pub struct Ruleset {
     pub text: String,
-    /// The addresses outside of the cluster of which it leads ports to backends.
-    pub outside: BTreeSet<IpAddr>,
+    /// The addresses outside of the cluster of which it leads ports to backends, each with its Services.
+    pub outside: BTreeSet<(IpAddr, String)>,
 }
 
 /// Returns the whole table, with the services that the node serves; two services with one address count as one.
@@ -389,6 +389,7 @@ mod tests {
                 },
             ],
             addresses: vec![mapped(service("192.0.2.1", &[]).address).to_vec()],
+            service: "red/web".to_owned(),
             ..Default::default()
         })
         .unwrap();
@@ -404,7 +405,10 @@ mod tests {
             &host,
             own(Some("10.96.0.10,fd00:96::a".parse().unwrap())),
         );
-        assert_eq!(made.outside, ["192.0.2.1".parse().unwrap()].into());
+        assert_eq!(
+            made.outside,
+            [("192.0.2.1".parse().unwrap(), "red/web".to_owned())].into()
+        );
         let text = made.text;
         for part in [
             "17 . 30053 : goto port-0 }",

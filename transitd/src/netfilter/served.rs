@@ -26,6 +26,8 @@ pub(super) struct Served {
     ports: Ports,
     /// Ports of services that nodes expose, at addresses outside of the cluster.
     outside: Ports,
+    /// The addresses of these ports, with the Service and the chain of each.
+    outside_services: BTreeSet<(IpAddr, String, usize)>,
     /// The same services' ports at each address of the node.
     node_ports: NodePorts,
     /// The ports among them that lead to other droplets too.
@@ -244,16 +246,19 @@ impl Served {
             self.node_ports.extend(node_port.map(|of| (of, chain)));
             for outside in &exposed.addresses {
                 self.outside.insert((*outside, protocol, port.port), chain);
+                self.outside_services
+                    .insert((*outside, exposed.service.clone(), chain));
             }
         }
     }
 
-    /// Returns the addresses outside of the cluster of which a port leads to backends.
-    pub fn outside(&self) -> BTreeSet<IpAddr> {
+    /// Returns the addresses outside of the cluster of which a port leads to backends, each with its Services.
+    pub fn outside(&self) -> BTreeSet<(IpAddr, String)> {
         let leads = |chain: &PortChain| !matches!(&chain.goes, Goes::To(backends) if backends.is_empty());
-        let ports = self.outside.iter();
-        let led = ports.filter(|(_, chain)| self.chains.get(**chain).is_some_and(leads));
-        led.map(|((address, _, _), _)| *address).collect()
+        let ports = self.outside_services.iter();
+        let led = ports.filter(|(.., chain)| self.chains.get(*chain).is_some_and(leads));
+        led.map(|(address, service, _)| (*address, service.clone()))
+            .collect()
     }
 
     /// Fills in the elements of sets and maps, and the chains that they lead to.

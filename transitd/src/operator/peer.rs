@@ -124,18 +124,17 @@ impl Peer for Node {
 
     fn finish(&self, mut changes: Changes) -> Vec<Nack> {
         let gone = std::mem::take(&mut changes.gone);
-        let mut nacks = Vec::new();
-        if changes.rules {
-            nacks = self.write_rules();
+        let (has_rules, is_first) = (changes.rules, changes.is_first);
+        // Fronts come before the rules: who knows from these that an address is served may send clients here.
+        let (mut nacks, rows) = {
+            let mut services = self.services();
+            (changes.write(&mut services), services.rows())
+        };
+        if has_rules {
+            nacks.extend(self.write_rules());
             // An ADD may wait for them.
             self.announce();
         }
-        let is_first = changes.is_first;
-        let rows = {
-            let mut services = self.services();
-            nacks.extend(changes.write(&mut services));
-            services.rows()
-        };
         if is_first {
             self.take_over();
         }

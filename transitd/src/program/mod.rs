@@ -13,7 +13,7 @@ use std::sync::Arc;
 use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
 use thuban_common::tables::DropletAddress;
-use thuban_rows::{Droplet, Exposed, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
+use thuban_rows::{Droplet, Exposed, Front, LocalEndpoint, NodeService, Row, RowKey, Underlay, Visible, Vpc};
 
 use crate::dataplane::tables::{TableEntry, TableKey};
 pub use silent::Silent;
@@ -201,6 +201,16 @@ impl Program {
             Row::Exposed(exposed) => Some(exposed),
             _ => None,
         })
+    }
+
+    /// Returns the fronts at an address: one, unless it passes from one VPC to another.
+    pub fn fronts_at(&self, address: IpAddr) -> impl Iterator<Item = &Front> {
+        let rows = self.rows.range(RowKey::Front(Vni::MIN, FIRST)..);
+        let fronts = rows.map_while(|(_, row)| match row {
+            Row::Front(front) => Some(front),
+            _ => None,
+        });
+        fronts.filter(move |front| front.address == address)
     }
 
     /// Returns the services of the node's own stack.

@@ -1,4 +1,5 @@
-//! The table rows that each kind of row asks for by itself. A service's tables are `dataplane::services`'.
+//! The table rows that each kind of row asks for by itself. The tables of services and fronts are
+//! `dataplane::services`'.
 
 use ipnet::IpNet;
 use thuban_common::meter::MeterKey;
@@ -43,7 +44,12 @@ pub fn table_rows(row: &Row) -> Vec<TableRow> {
             vec![(TableKey::Remote(RemoteRow::Forward, key), remote(row.droplet))]
         }
         Row::NodeService(row) => of_node_service(row),
-        Row::Refused(_) | Row::Service(_) | Row::Exposed(_) | Row::Class(_) | Row::PolicySet(_) => Vec::new(),
+        Row::Refused(_)
+        | Row::Service(_)
+        | Row::Exposed(_)
+        | Row::Class(_)
+        | Row::PolicySet(_)
+        | Row::Front(_) => Vec::new(),
     }
 }
 

@@ -4,14 +4,15 @@
 use std::collections::BTreeSet;
 
 use thuban_proto::transit as proto;
-use thuban_rows::{Direct, InvalidRow, LocalEndpoint, Row, RowKey, Service, proto_key};
+use thuban_rows::{Direct, InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
 use tracing::{info, warn};
 
 use super::State;
 use super::attachment_rows::of_sending;
 use super::rules::Coming;
 use super::service_changes::{Change, Changes};
-use crate::dataplane::contract::{endpoint_key, endpoint_keys, key_of, row_key};
+use crate::dataplane::contract::{endpoint_key, endpoint_keys, front_key, key_of, row_key};
+use crate::dataplane::services::Wanted;
 use crate::dataplane::tables::{TableEntry, TableKey};
 use crate::program::table_rows;
 use crate::rejection::{Rejection, refusal};
@@ -49,7 +50,7 @@ impl Applying {
         self.nacks.push(nack);
     }
 
-    fn change(&self, service: Option<Service>, key: Option<proto::RowKey>) -> Change {
+    fn change(&self, service: Option<Wanted>, key: Option<proto::RowKey>) -> Change {
         Change {
             service,
             key,
@@ -185,6 +186,12 @@ impl State {
                 let of = endpoint_key(*vni, *address);
                 applying.changes.rows.insert(of, change);
             }
+            if let RowKey::Front(vni, address) = key {
+                // Another VPC's front may have the address already.
+                let other = self.program.fronts_at(*address).find(|front| front.vni != *vni);
+                let change = applying.change(other.map(Wanted::from), None);
+                applying.changes.rows.insert(front_key(*address), change);
+            }
             let gone = self.program.delete(key);
             if let Err(error) = self.write(gone) {
                 applying.refuse(None, error);
@@ -196,8 +203,12 @@ impl State {
         for (key, row) in rows {
             match &row {
                 Row::Service(service) => {
-                    let change = applying.change(Some(service.clone()), key.clone());
+                    let change = applying.change(Some(service.into()), key.clone());
                     applying.changes.rows.insert(key_of(service), change);
+                }
+                Row::Front(front) => {
+                    let change = applying.change(Some(front.into()), key.clone());
+                    applying.changes.rows.insert(front_key(front.address), change);
                 }
                 Row::Local(endpoint) => {
                     let is_in = |row: &Row| matches!(row, Row::Local(old) if self.is_in_rules(old));

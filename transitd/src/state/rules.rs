@@ -33,9 +33,9 @@ pub struct Rules {
     in_force: u64,
     /// Whether the kernel has the rules that were last asked for, as far as is known.
     pub are_written: bool,
-    /// The addresses outside of the cluster of which the rules that were last written lead ports to backends. `None`:
-    /// this process has written none yet.
-    pub outside: Option<BTreeSet<IpAddr>>,
+    /// The addresses outside of the cluster of which the rules that were last written lead ports to backends, each with
+    /// its Services. `None`: this process has written none yet.
+    pub outside: Option<BTreeSet<(IpAddr, String)>>,
     /// Nacks of rows that waited. The operator has not been told yet.
     nacks: Vec<proto::Nack>,
     /// When the program came, by this boot's clock.

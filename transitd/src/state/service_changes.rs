@@ -8,9 +8,8 @@ use std::collections::{HashMap, HashSet};
 
 use thuban_common::tables::EndpointKey;
 use thuban_proto::transit as proto;
-use thuban_rows::Service;
 
-use crate::dataplane::services::Services;
+use crate::dataplane::services::{Services, Wanted};
 use crate::dataplane::tables::TableError;
 use crate::rejection::refusal;
 
@@ -28,11 +27,11 @@ pub struct Changes {
     pub is_first: bool,
 }
 
-/// The change of a service.
+/// The change of a service or front.
 #[derive(Debug)]
 pub struct Change {
     /// The new row; `None`: the service is removed.
-    pub service: Option<Service>,
+    pub service: Option<Wanted>,
     /// The key by which the row is refused. Without a key the operator begins anew.
     pub key: Option<proto::RowKey>,
     pub epoch: u64,

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::services::{
-    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, ConnectionEntry, ConnectionKey,
-    FORWARD, GATE_OF_ANY, GatesEntry, NO_INDEX, PENDING_LIFE, PendingEntry, PendingKey, QUOTA_HELD,
-    QUOTA_RESERVE, REVERSE, SEEN,
+    ALL_CONNECTIONS, ALL_PENDING, ARRIVING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONFIRMED,
+    ConnectionEntry, ConnectionKey, FORWARD, GATE_OF_ANY, GatesEntry, LEAVING, NO_INDEX, PENDING_LIFE,
+    PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, REVERSE, SEEN,
 };
 use thuban_common::tables::{Address, EndpointKey};
 use transitd::dataplane::connections::{Connections, Scan};
@@ -74,7 +74,8 @@ impl World {
         let pinned = Pinned::new("SLOTS", 1024);
         let gates = GatesEntry {
             pending_until: 0,
-            connections: 1,
+            services: 1,
+            fronts: 0,
             flows: 0,
         };
         pinned.array("GATES").set(GATE_OF_ANY, gates, 0).unwrap();
@@ -170,6 +171,76 @@ fn adopted_flow_expires_if_service_lacks_its_backend() {
         1,
         "the service has that port no longer"
     );
+}
+
+/// Writes both entries of a connection of a client outside to a front of service 3, whose last packet came so many
+/// seconds ago. `state`: of the client's packets.
+fn arrive(world: &World, protocol: u8, port: u16, state: u16, age: u64) {
+    let client = Ipv4Addr::new(198, 51, 100, 7).to_ipv6_mapped().octets();
+    let front = Ipv4Addr::new(203, 0, 113, 1).to_ipv6_mapped().octets();
+    // The backend sees the client by another port.
+    let (to, at, seen) = (443_u16.to_be(), 8080_u16.to_be(), port + 1);
+    let key = |direction, source, destination, ports| ConnectionKey {
+        vni: 7,
+        ports,
+        source,
+        destination,
+        protocol,
+        direction,
+        padding: 0,
+    };
+    let entry = |address, port, client_port, state| ConnectionEntry {
+        vni: 7,
+        index: 0,
+        time: now() - age * 1_000_000_000,
+        address,
+        port,
+        state,
+        service: 3,
+        client_port,
+        padding: 0,
+        payer: 7,
+    };
+    let mut flows = world.pinned.map("CONNECTIONS");
+    let there = key(ARRIVING, client, front, [port, to]);
+    flows
+        .insert(there, entry(address(6), at, seen, state), 0)
+        .unwrap();
+    let back = key(LEAVING, address(6), client, [at, seen]);
+    flows.insert(back, entry(front, to, port, SEEN), 0).unwrap();
+}
+
+#[test]
+fn connections_from_outside_live_while_their_backend_is_here() {
+    let world = World::new();
+    let key = BackendKey { service: 3, index: 0 };
+    world.pinned.map("BACKENDS").insert(key, backend(6), 0).unwrap();
+    let scan = |is_here: bool| {
+        let mut connections = Connections::open(&world.pinned.maps).unwrap();
+        let is_here = |of: &EndpointKey| is_here && *of == endpoint(7, address(6));
+        connections.scan(is_here, 2, |_| None).unwrap()
+    };
+    let confirmed = SEEN | CONFIRMED;
+    arrive(&world, TCP, 1, confirmed, 3600);
+    arrive(&world, TCP, 3, SEEN, 50);
+    arrive(&world, TCP, 5, SEEN, 70);
+    arrive(&world, UDP, 7, SEEN, 100);
+    arrive(&world, UDP, 9, SEEN, 130);
+    let seen = scan(true);
+    assert_eq!((seen.held, seen.expired, world.connections()), (3, 2, 6));
+    assert!(seen.services.is_empty(), "fronts are no services of a VPC");
+    assert_eq!(world.share(7, ALL_CONNECTIONS), 0, "programs count first");
+    let mut shares = world.pinned.map("SHARES");
+    for of in [ALL_CONNECTIONS, address(6)] {
+        shares.insert(endpoint(7, of), 100_u32, 0).unwrap();
+    }
+    scan(true);
+    assert_eq!(
+        (world.share(7, ALL_CONNECTIONS), world.share(7, address(6))),
+        (6, 0)
+    );
+    assert_eq!(scan(false).expired, 3);
+    assert_eq!(world.connections(), 0);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The tables of services in the kernel, without a daemon: services that find no room, and changes that a crash cut
 //! short.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,10 +11,10 @@ use std::time::Instant;
 use aya::Pod;
 use aya::maps::{Array, HashMap, Map, MapData};
 use thuban_common::services::{
-    BackendEntry, BackendKey, CHUNK, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+    BackendEntry, BackendKey, CHUNK, FRONTS, HomeEntry, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
 use thuban_common::tables::{EndpointKey, LAYOUT_VERSION, MissEntry};
-use thuban_rows::{Backend, Port, Service, builders};
+use thuban_rows::{Backend, Front, FrontPort, Port, Service, builders};
 use transitd::dataplane::loader;
 use transitd::dataplane::services::{Marks, Services};
 use transitd::dataplane::tables::TableError;
@@ -76,18 +76,27 @@ impl Pinned {
         map.get(&port_key(of), 0).ok()
     }
 
-    /// Returns how many rows SERVICES, SLOTS and BACKENDS hold.
-    fn counts(&self) -> [usize; 3] {
+    /// Returns how many rows SERVICES, SLOTS, BACKENDS and HOMES hold.
+    fn counts(&self) -> [usize; 4] {
         [
             self.map::<ServiceKey, ServiceEntry>("SERVICES").keys().count(),
             self.map::<SlotsKey, SlotsEntry>("SLOTS").keys().count(),
             self.map::<BackendKey, BackendEntry>("BACKENDS").keys().count(),
+            self.map::<BackendKey, HomeEntry>("HOMES").keys().count(),
         ]
     }
 
     /// Returns the last bytes of the backends that a service's slots lead to.
     fn leads_to(&self, of: EndpointKey) -> BTreeSet<u16> {
-        let entry = self.entry(of).unwrap();
+        self.table_leads_to(port_key(of)).unwrap()
+    }
+
+    /// Does the same for one of the tables of a port, if it is there.
+    fn table_leads_to(&self, key: ServiceKey) -> Option<BTreeSet<u16>> {
+        let entry = self
+            .map::<ServiceKey, ServiceEntry>("SERVICES")
+            .get(&key, 0)
+            .ok()?;
         let (slots, backends) = (self.map::<SlotsKey, SlotsEntry>("SLOTS"), self.map("BACKENDS"));
         let index = |slot: u32| {
             let (table, chunk) = (entry.table, slot / CHUNK as u32);
@@ -98,8 +107,25 @@ impl Pinned {
             backends.get(&BackendKey { service, index }, 0).unwrap()
         };
         let led = (0..entry.slots).map(|slot| backend(index(slot)).address);
-        led.map(|address| u16::from_be_bytes([address[14], address[15]]))
-            .collect()
+        let numbers = led.map(|address| u16::from_be_bytes([address[14], address[15]]));
+        Some(numbers.collect())
+    }
+
+    /// Returns the VNI and the last byte of the droplet of each backend of fronts, by the backend's last byte.
+    fn homes(&self) -> BTreeMap<u8, (u32, u8)> {
+        let backends = self.map::<BackendKey, BackendEntry>("BACKENDS");
+        let homes = self.map::<BackendKey, HomeEntry>("HOMES");
+        let homes = homes.iter().map(|entry| {
+            let (key, home) = entry.unwrap();
+            let backend = backends.get(&key, 0).unwrap();
+            assert_eq!([home.service, home.index], [key.service, key.index]);
+            (backend.address[15], (home.vni, home.droplet[3]))
+        });
+        homes.collect()
+    }
+
+    fn has_fronts(&self) -> bool {
+        self.array::<u32>("FRONTED").get(&0, 0).unwrap() == 1
     }
 }
 
@@ -121,7 +147,7 @@ fn port_key(of: EndpointKey) -> ServiceKey {
         address: of.address,
         port: 80_u16.to_be(),
         protocol: 6,
-        padding: 0,
+        former: 0,
     }
 }
 
@@ -183,7 +209,7 @@ fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
         slots.insert(stray, none, 0).unwrap();
     }
     let (before, counts) = (pinned.entry(at(9, 1)), pinned.counts());
-    assert_eq!(counts, [504, 256, 504]);
+    assert_eq!(counts, [504, 256, 504, 0]);
     assert!(is_over_share(&services.set(&service(at(9, 1), [1, 2, 3, 4, 5]))));
     let changed = services.set(&service(at(9, 1), [2, 3]));
     assert!(
@@ -215,7 +241,7 @@ fn vpc_cannot_fill_table_and_waiting_rows_enter_with_room() {
         assert_eq!(pinned.leads_to(of), [1, 2].into());
     }
     services.keep(|_| false).unwrap();
-    assert_eq!((pinned.counts(), services.rows().0), ([0; 3], [0; 3]));
+    assert_eq!((pinned.counts(), services.rows().0), ([0; 4], [0; 4]));
 }
 
 #[test]
@@ -244,7 +270,7 @@ fn a_change_that_a_crash_cut_short_is_made_at_the_next_start() {
     pinned.map("SLOTS").insert(slots, none, 0).unwrap();
 
     let mut services = pinned.open();
-    assert_eq!(pinned.counts(), [2, 1, 2], "nothing leads to them");
+    assert_eq!(pinned.counts(), [2, 1, 2, 0], "nothing leads to them");
     services.set(&service(at(7, 1), [1, 2, 3])).unwrap();
     assert_eq!(pinned.leads_to(at(7, 1)), [1, 2, 3].into());
     let counts = pinned.counts();
@@ -253,7 +279,7 @@ fn a_change_that_a_crash_cut_short_is_made_at_the_next_start() {
     // All backends change: the old table leads to the old ones until the end.
     services.set(&service(at(7, 1), [4, 5])).unwrap();
     assert_eq!(pinned.leads_to(at(7, 1)), [4, 5].into());
-    assert_eq!(pinned.counts(), [2, 1, 2]);
+    assert_eq!(pinned.counts(), [2, 1, 2, 0]);
 }
 
 #[test]
@@ -278,7 +304,7 @@ fn a_mark_of_use_is_taken_once_and_brings_nothing_back() {
     assert!(take() && !take());
     services.remove(&at(7, 1)).unwrap();
     assert!(!take());
-    assert_eq!(pinned.counts(), [0; 3]);
+    assert_eq!(pinned.counts(), [0; 4]);
 }
 
 #[test]
@@ -292,6 +318,179 @@ fn the_largest_service_is_written_and_changed() {
     };
     timed("16,383 backends written", 1..16384);
     timed("one more", 1..16385);
-    assert_eq!(pinned.counts(), [2, 1024, 16384]);
+    assert_eq!(pinned.counts(), [2, 1024, 16384, 0]);
     assert_eq!(pinned.leads_to(at(7, 1)).len(), 16384);
+}
+
+const FRONT: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
+
+/// Returns the key of a table of the front: the one in use, or the one before it.
+fn front_key(former: u8) -> ServiceKey {
+    ServiceKey {
+        vni: FRONTS,
+        address: FRONT.to_ipv6_mapped().octets(),
+        port: 80_u16.to_be(),
+        protocol: 6,
+        former,
+    }
+}
+
+/// Returns a front with backends 10.0.0.x on droplets 172.16.0.y, by pairs of x and y.
+fn front<const N: usize>(vni: u32, backends: [(u8, u8); N]) -> Front {
+    let backend = |(last, droplet): (u8, u8)| {
+        let address = Ipv4Addr::new(10, 0, 0, last).into();
+        (Backend { address, port: 8080 }, builders::underlay(droplet))
+    };
+    Front {
+        vni: builders::vni(vni),
+        address: FRONT.into(),
+        ports: vec![FrontPort {
+            protocol: 6,
+            port: 80,
+            affinity: 0,
+            backends: backends.into_iter().map(backend).collect(),
+        }],
+    }
+}
+
+#[test]
+fn a_front_keeps_the_table_before_its_last_change() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    let tables = || [0, 1].map(|former| pinned.table_leads_to(front_key(former)));
+    let of = |backends: &[u16]| Some(backends.iter().copied().collect::<BTreeSet<_>>());
+    assert!(!pinned.has_fronts());
+    services.set(&front(7, [(1, 1), (2, 2)])).unwrap();
+    assert!(pinned.has_fronts());
+    assert_eq!(tables(), [of(&[1, 2]), None]);
+    assert_eq!(pinned.homes(), [(1, (7, 1)), (2, (7, 2))].into());
+    services.set(&front(7, [(1, 1), (3, 2)])).unwrap();
+    assert_eq!(tables(), [of(&[1, 3]), of(&[1, 2])]);
+    assert_eq!(pinned.counts(), [3, 2, 3, 3]);
+    // The same once more is no change, and neither is affinity.
+    services.set(&front(7, [(1, 1), (3, 2)])).unwrap();
+    let mut sticky = front(7, [(1, 1), (3, 2)]);
+    sticky.ports[0].affinity = 60;
+    services.set(&sticky).unwrap();
+    assert_eq!(tables(), [of(&[1, 3]), of(&[1, 2])]);
+    // Both tables are known again after a restart, and what a crash left goes.
+    drop(services);
+    let strays = pinned.homes();
+    let mut services = pinned.open();
+    assert_eq!((tables(), pinned.homes()), ([of(&[1, 3]), of(&[1, 2])], strays));
+    services.set(&front(7, [(3, 2), (4, 1)])).unwrap();
+    assert_eq!(tables(), [of(&[3, 4]), of(&[1, 3])]);
+    assert_eq!(pinned.counts(), [3, 2, 3, 3], "nothing of the first table stays");
+    // A backend that moved to another droplet is another backend.
+    services.set(&front(7, [(3, 1), (4, 1)])).unwrap();
+    assert_eq!(tables(), [of(&[3, 4]), of(&[3, 4])]);
+    assert_eq!(pinned.counts(), [3, 2, 3, 3]);
+    let rows = services.rows();
+    drop(services);
+    assert_eq!(pinned.open().rows(), rows);
+    // Of another VPC there is no former table.
+    let mut services = pinned.open();
+    services.set(&front(8, [(3, 1)])).unwrap();
+    assert_eq!(tables(), [of(&[3]), None]);
+    assert_eq!(pinned.homes(), [(3, (8, 1))].into());
+    services.keep(|_| false).unwrap();
+    assert_eq!((pinned.counts(), services.rows().0), ([0; 4], [0; 4]));
+    assert!(!pinned.has_fronts());
+}
+
+#[test]
+fn a_former_table_that_a_crash_left_goes_at_the_next_start() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    services.set(&front(7, [(1, 1)])).unwrap();
+    services.set(&front(7, [(2, 1)])).unwrap();
+    drop(services);
+    // A removal had come this far.
+    let mut entries = pinned.map::<ServiceKey, ServiceEntry>("SERVICES");
+    entries.remove(&front_key(0)).unwrap();
+    let services = pinned.open();
+    assert_eq!(pinned.counts(), [1, 0, 0, 0], "the address's own entry");
+    assert_eq!(services.rows().0, [1, 0, 0, 0]);
+}
+
+#[test]
+fn a_front_that_had_no_backends_has_no_former_table() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    services.set(&front(7, [(1, 1), (2, 1)])).unwrap();
+    services.set(&front(7, [])).unwrap();
+    services.set(&front(7, [(3, 1)])).unwrap();
+    assert_eq!(pinned.table_leads_to(front_key(0)), Some([3].into()));
+    assert_eq!(pinned.table_leads_to(front_key(1)), None);
+    assert_eq!(pinned.counts(), [2, 1, 1, 1]);
+    drop(services);
+    let mut services = pinned.open();
+    services.set(&front(7, [(3, 1), (4, 1)])).unwrap();
+    assert_eq!(pinned.table_leads_to(front_key(1)), Some([3].into()));
+}
+
+#[test]
+fn a_front_changes_its_backends_though_nothing_is_free() {
+    // A VPC has at most 32 rows and a reserve of 1.
+    let pinned = Pinned::new("HOMES", 64);
+    let mut services = pinned.open();
+    let all: [(u8, u8); 16] = std::array::from_fn(|last| (last as u8 + 1, 1));
+    services.set(&front(7, all)).unwrap();
+    assert_eq!(services.rows().0[3], 32, "room for the change is taken at once");
+    let others = all.map(|(last, droplet)| (last + 100, droplet));
+    services.set(&front(7, others)).unwrap();
+    assert_eq!(pinned.table_leads_to(front_key(1)).unwrap().len(), 16);
+    services.set(&front(7, [(1, 1)])).unwrap();
+    let more: [(u8, u8); 17] = std::array::from_fn(|last| (last as u8 + 1, 1));
+    let written = services.set(&front(7, more));
+    assert!(
+        matches!(written, Err(TableError::Share { name: "HOMES" })),
+        "{written:?}"
+    );
+    assert_eq!(pinned.table_leads_to(front_key(0)), Some([1].into()));
+}
+
+#[test]
+fn connections_go_on_by_the_backend_with_which_they_began() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    let slots = |former: u8| -> Vec<u8> {
+        let entry = pinned.map::<ServiceKey, ServiceEntry>("SERVICES");
+        let entry = entry.get(&front_key(former), 0).unwrap();
+        let (slots, backends) = (
+            pinned.map::<SlotsKey, SlotsEntry>("SLOTS"),
+            pinned.map("BACKENDS"),
+        );
+        let led = (0..entry.slots).map(|slot| {
+            let (table, chunk) = (entry.table, slot / CHUNK as u32);
+            let row: SlotsEntry = slots.get(&SlotsKey { table, chunk }, 0).unwrap();
+            let index = u32::from(row.backends[slot as usize % CHUNK]);
+            let service = entry.service;
+            let backend: BackendEntry = backends.get(&BackendKey { service, index }, 0).unwrap();
+            backend.address[15]
+        });
+        led.collect()
+    };
+    services.set(&front(7, [(1, 1), (2, 2)])).unwrap();
+    let first = slots(0);
+    services.set(&front(7, [(1, 1), (2, 2), (3, 3)])).unwrap();
+    let second = slots(0);
+    assert_eq!(slots(1), first);
+    // Another transitd makes the next change.
+    drop(services);
+    let mut services = pinned.open();
+    services.set(&front(7, [(1, 1), (2, 2), (3, 3), (4, 4)])).unwrap();
+    let (third, former) = (slots(0), slots(1));
+    let began = first.iter().zip(&second).zip(third.iter().zip(&former));
+    for ((first, second), (third, former)) in began.clone() {
+        assert_eq!(former, if second == third { first } else { second });
+    }
+    let went_on = began.filter(|((first, second), (third, _))| first != second && second == third);
+    assert!(went_on.count() > 20);
+    // What the front has lost is asked no more.
+    services.set(&front(7, [(2, 2), (3, 3), (4, 4)])).unwrap();
+    let fourth = slots(0);
+    for ((third, fourth), former) in third.iter().zip(&fourth).zip(slots(1)) {
+        assert!(former != 1 || third == &1 && fourth != &1);
+    }
 }

@@ -75,6 +75,12 @@ counters! {
     ServiceRefused = 18, "service_refused";
     /// Delivery: packets that policy lets in, of flows that FLOWS has no room for. Their answers may be dropped.
     PolicyUnvouched = 19, "policy_unvouched";
+    /// Front: a packet of a client outside sent to the droplet of a backend.
+    Fronted = 20, "fronted";
+    /// Front: a packet of a client outside delivered to a backend of this droplet.
+    FrontDelivered = 21, "front_delivered";
+    /// Agent: a backend's answer sent to a client outside.
+    FrontAnswered = 22, "front_answered";
     /// Transit: probes of other droplets answered.
     ProbesAnswered = 24, "probes_answered";
     /// Transit: probes sent to members of roles that this droplet uses.
@@ -164,6 +170,10 @@ counters! {
     PolicyUnreadable = 76, "policy_unreadable";
     /// Drop: the frame has the NIC write a checksum where something else was judged.
     ChecksumMisplaced = 77, "checksum_misplaced";
+    /// Drop: from a front, and this droplet knows no such front, or no such backend of the VPC.
+    FrontUnknown = 79, "front_unknown";
+    /// Drop: to a front, and there is no room to remember the connection.
+    FrontNoRoom = 80, "front_no_room";
     /// Drop: more than the endpoint may send, or than its VPC may send out of this droplet.
     RateExceeded = 78, "rate_exceeded";
 }

@@ -27,11 +27,11 @@ pub const UNKNOWN_CLASS: u32 = 0;
 /// | bytes | inner destination | inner source |
 /// |---|---|---|
 /// | 0, low half | 6: a stamp | 2, and flags: 4 [`STAMP_REPLY`], 8 [`STAMP_GUARDED`] |
-/// | 0, high half | reserved | reserved |
+/// | 0, high half | reserved | flags: 1 [`STAMP_FRONT`]; else reserved |
 /// | 1 to 3 | egress set, network order; 0: none | class, network order; 0: unknown |
 /// | 4, 5 | reserved | reserved |
 ///
-/// The reserved 40 bits are sent as 0 and not read. Both addresses are unicast and locally administered. All packets of
+/// The reserved 39 bits are sent as 0 and not read. Both addresses are unicast and locally administered. All packets of
 /// a flow have one stamp, or the kernel would not aggregate them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
@@ -44,6 +44,10 @@ pub struct Stamp {
 pub const STAMP_REPLY: u16 = 4;
 /// [`Stamp::flags`]: the sender has an ingress set, so it takes answers only if the other side vouches for them.
 pub const STAMP_GUARDED: u16 = 8;
+
+/// [`Stamp::flags`]: a client outside sent the packet to a front. It has the front's address, and the droplet that gets
+/// it chooses the backend.
+pub const STAMP_FRONT: u16 = 0x10;
 
 const STAMPED: u16 = 6;
 const OF_SENDER: u16 = 2;
@@ -75,7 +79,7 @@ impl Stamp {
         Self {
             class: id(&header.source),
             egress_set: id(&header.destination),
-            flags: flags & (STAMP_REPLY | STAMP_GUARDED),
+            flags: flags & (STAMP_REPLY | STAMP_GUARDED | STAMP_FRONT),
         }
     }
 }
@@ -606,13 +610,13 @@ mod tests {
             let stamp = Stamp {
                 class: random.u32() & MAX_ID,
                 egress_set: random.u32() & MAX_ID,
-                flags: (random.u32() as u16) & (STAMP_REPLY | STAMP_GUARDED),
+                flags: (random.u32() as u16) & (STAMP_REPLY | STAMP_GUARDED | STAMP_FRONT),
             };
             let mut header = stamp.header(ethernet::IPV4);
             for address in [&mut header.destination, &mut header.source] {
                 let first = bytes(*address)[0];
                 assert_eq!(first & 3, 2, "unicast, locally administered");
-                address[0] |= (0xf000_u16 & random.u32() as u16).to_be();
+                address[0] |= (0xe000_u16 & random.u32() as u16).to_be();
                 address[2] = random.u32() as u16;
             }
             assert_eq!(Stamp::read(&header), stamp, "seed {}", random.seed());

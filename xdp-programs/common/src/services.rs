@@ -3,9 +3,11 @@
 //! Invariant: as in [`crate::tables`]: `repr(C)`, integers and arrays only, explicit padding, sizes asserted. Numbers
 //! are host order; addresses and ports are network order (raw).
 
+use core::mem::offset_of;
+
 use crate::{
     packet::{flow, ip::IpPacket},
-    tables::Address,
+    tables::{Address, DropletAddress},
 };
 
 /// Key of SERVICES. With port and protocol 0 it is the address's own entry: whether the address is known at all.
@@ -17,7 +19,8 @@ pub struct ServiceKey {
     /// The port, network order.
     pub port: u16,
     pub protocol: u8,
-    pub padding: u8,
+    /// Of a port of a front: 1 for its table before the last change of its backends.
+    pub former: u8,
 }
 
 /// SERVICES[(VNI, address, port, protocol)].
@@ -72,6 +75,36 @@ pub struct BackendEntry {
     pub padding: u16,
 }
 
+/// HOMES[(service, index)]: where the backend of a front is, see [`FRONTS`].
+#[repr(C, align(8))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HomeEntry {
+    /// The key. It is the word that says whose the entry is, see [`crate::tables`].
+    pub service: u32,
+    pub index: u32,
+    /// The VNI of the backend's VPC.
+    pub vni: u32,
+    /// The droplet that has the backend.
+    pub droplet: DropletAddress,
+    /// The address, port (network order) and protocol of the front.
+    pub address: Address,
+    pub port: u16,
+    pub protocol: u8,
+    pub padding: [u8; 5],
+}
+
+impl HomeEntry {
+    /// Whether the backend serves the front that a packet is for.
+    #[inline(always)]
+    pub const fn is_for(&self, packet: &IpPacket) -> bool {
+        let (own, other) = (
+            u128::from_ne_bytes(self.address),
+            u128::from_ne_bytes(packet.destination),
+        );
+        own == other && self.port == packet.ports[1] && self.protocol == packet.protocol
+    }
+}
+
 /// Key of CONNECTIONS: a packet's flow as it reaches the agent that looks it up.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,7 +115,7 @@ pub struct ConnectionKey {
     pub source: Address,
     pub destination: Address,
     pub protocol: u8,
-    /// [`FORWARD`], [`REVERSE`] or [`HAIRPIN`].
+    /// [`FORWARD`], [`REVERSE`], [`HAIRPIN`], [`ARRIVING`] or [`LEAVING`].
     pub direction: u8,
     pub padding: u16,
 }
@@ -199,8 +232,10 @@ pub struct FragmentEntry {
 pub struct GatesEntry {
     /// Until when there may be something in PENDING, in units of 2^30 ns since boot.
     pub pending_until: u32,
-    /// Whether there ever was a connection.
-    pub connections: u16,
+    /// Whether the endpoint ever had a connection to a service.
+    pub services: u8,
+    /// Whether it ever had one of a client outside, by a front.
+    pub fronts: u8,
     /// Whether FLOWS ever had a flow to the endpoint.
     pub flows: u16,
 }
@@ -208,6 +243,10 @@ pub struct GatesEntry {
 /// [`ServiceEntry::flags`]: the backends are for clients of this droplet alone. Without any backend, packets are
 /// dropped: other droplets have some.
 pub const SERVICE_LOCAL: u32 = 1;
+
+/// [`ServiceKey::vni`] of fronts: addresses outside of all VPCs. Any droplet takes their packets at its NIC, for
+/// backends of one VPC. No VPC has this VNI.
+pub const FRONTS: u32 = 0;
 
 /// Slots in an entry of SLOTS: the least table, of 251 slots, is one entry.
 pub const CHUNK: usize = 256;
@@ -222,12 +261,20 @@ pub const REVERSE: u8 = 1;
 /// client's.
 pub const HAIRPIN: u8 = 2;
 
+/// [`ConnectionKey::direction`]: from a client outside to a front, on the backend's droplet.
+pub const ARRIVING: u8 = 3;
+/// [`ConnectionKey::direction`]: from the backend to that client.
+pub const LEAVING: u8 = 4;
+
 /// [`ConnectionEntry::state`]: a packet of this direction was seen.
 pub const SEEN: u16 = 1;
 /// [`ConnectionEntry::state`]: a TCP FIN or SCTP SHUTDOWN was seen.
 pub const FINISHED: u16 = 2;
 /// [`ConnectionEntry::state`]: a TCP RST or SCTP ABORT was seen.
 pub const RESET: u16 = 4;
+
+/// [`ConnectionEntry::state`]: a client outside answered the backend, so it has the address that it claims.
+pub const CONFIRMED: u16 = 8;
 
 /// [`ConnectionEntry::index`]: the backend is the one that answered first.
 pub const NO_INDEX: u32 = u32::MAX;
@@ -251,6 +298,8 @@ pub const QUOTA_SHARED: u32 = 2;
 pub const QUOTAS: u32 = 3;
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
+/// The most backends of fronts.
+pub const HOMES_CAPACITY: u32 = 32_768;
 /// Datagrams in FRAGMENTS that a VPC has room for. A newer one takes the place of an older one of the same VPC.
 pub const PLACES_OF_VPC: u32 = 64;
 /// The most datagrams in FRAGMENTS: room for 128 VPCs.
@@ -284,6 +333,9 @@ pub struct Signal {
     pub opens: bool,
     /// The packet, as an answer, proves that a packet was received: TCP SYN-ACK or RST, any of UDP and SCTP.
     pub decides: bool,
+    /// The packet, as a client's, is answered by a reset if the client never got an answer: a TCP ACK. Nothing tells
+    /// that of SCTP: any chunk but INIT and ABORT counts.
+    pub confirms: bool,
     /// The bits of [`ConnectionEntry::state`] that the packet sets.
     pub state: u16,
 }
@@ -296,6 +348,7 @@ impl Signal {
         Self {
             opens: flags & 0x16 == 0x02,
             decides: flags & 0x12 == 0x12 || resets,
+            confirms: flags & 0x16 == 0x10,
             state: SEEN | if finishes { FINISHED } else { 0 } | if resets { RESET } else { 0 },
         }
     }
@@ -311,6 +364,7 @@ impl Signal {
         Self {
             opens: chunk == 1,
             decides: true,
+            confirms: !matches!(chunk, 1 | 6),
             state: SEEN | state,
         }
     }
@@ -319,6 +373,7 @@ impl Signal {
     pub const DATAGRAM: Self = Self {
         opens: false,
         decides: true,
+        confirms: false,
         state: SEEN,
     };
 }
@@ -370,6 +425,7 @@ const _: () = {
     assert!(size_of::<SlotsEntry>() == 2 * CHUNK);
     assert!(size_of::<BackendKey>() == 8);
     assert!(size_of::<BackendEntry>() == 20);
+    assert!(size_of::<HomeEntry>() == 40 && offset_of!(HomeEntry, service) == 0);
     assert!(size_of::<ConnectionKey>() == 44);
     assert!(size_of::<ConnectionEntry>() == 48);
     assert!(size_of::<AffinityKey>() == 20);
@@ -385,7 +441,8 @@ const _: () = {
 mod pod {
     use super::{
         AffinityEntry, AffinityKey, BackendEntry, BackendKey, ConnectionEntry, ConnectionKey, FragmentEntry,
-        FragmentKey, GatesEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+        FragmentKey, GatesEntry, HomeEntry, PendingEntry, PendingKey, ServiceEntry, ServiceKey, SlotsEntry,
+        SlotsKey,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -394,6 +451,7 @@ mod pod {
         };
     }
     pod!(
+        HomeEntry,
         ServiceKey,
         ServiceEntry,
         SlotsKey,

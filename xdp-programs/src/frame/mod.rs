@@ -47,6 +47,8 @@ pub trait Frame {
     fn segment_size(&self) -> u32;
     /// Returns the offset at which a NIC is to write a checksum into the frame; none: it is to write none.
     fn checksum_place(&self) -> Option<u32>;
+    /// Whether the frame is for this node, as far as this hook knows: a NIC may let others' frames through.
+    fn is_for_node(&self) -> bool;
     /// Whether the frame had a VLAN tag that the NIC or the stack removed.
     fn is_vlan_tagged(&self) -> bool;
 

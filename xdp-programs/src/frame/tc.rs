@@ -131,6 +131,14 @@ impl TcFrame {
         }
     }
 
+    /// Sends a frame out of the node by the uplink. The kernel routes it and resolves the neighbour. The source may be
+    /// no address of the node.
+    #[inline(always)]
+    pub fn leave(&mut self, config: &ConfigEntry) -> Verdict {
+        // SAFETY: without parameters the helper routes by the packet's own header.
+        unsafe { bpf_redirect_neigh(config.uplink, null_mut(), 0, 0) as Verdict }
+    }
+
     /// Sends a frame out by the host's end of a veth. It passes that end's queueing discipline, which a redirect to the
     /// peer doesn't. The node's own end is reached by this way alone: the kernel accepts no redirect to a peer of the
     /// same network namespace.
@@ -250,6 +258,12 @@ impl Frame for TcFrame {
     #[inline(always)]
     fn checksum_place(&self) -> Option<u32> {
         Some(checksum_place(self.skb().cast())).filter(|place| *place != NO_CHECKSUM)
+    }
+
+    #[inline(always)]
+    fn is_for_node(&self) -> bool {
+        // SAFETY: field of the context.
+        unsafe { (*self.skb()).pkt_type == PACKET_HOST }
     }
 
     #[inline(always)]

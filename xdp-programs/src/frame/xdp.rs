@@ -133,6 +133,11 @@ impl Frame for XdpFrame {
     }
 
     #[inline(always)]
+    fn is_for_node(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
     fn is_vlan_tagged(&self) -> bool {
         false
     }

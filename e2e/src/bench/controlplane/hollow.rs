@@ -159,7 +159,7 @@ impl State {
             Row::Direct(_) | Row::Forward(_) => return Count::Direct,
             Row::Refused(_) => return Count::Refused,
             Row::Class(_) | Row::PolicySet(_) => return Count::Policy,
-            Row::Service(_) | Row::NodeService(_) | Row::Exposed(_) => return Count::Service,
+            Row::Service(_) | Row::NodeService(_) | Row::Exposed(_) | Row::Front(_) => return Count::Service,
             Row::Local(_) | Row::Bouncer(_) => self.program.get(&row.key()),
         };
         match (row, known) {

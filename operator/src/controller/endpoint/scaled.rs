@@ -252,8 +252,10 @@ fn in_world(
     };
     let outside = outside_of(endpoint, service, context).allowed;
     let slices = slices.iter().map(AsRef::as_ref);
+    let fronts = service.fronts();
     let ways_in = WaysIn {
         outside: &outside,
+        fronts: &fronts,
         at_droplets: outside.iter().any(|address| world.is_droplets(*address)),
         is_tenants: !world.is_nodes_own(&endpoint.spec.network),
     };
@@ -274,6 +276,7 @@ fn in_world(
         tables: made.tables,
         own_addresses,
         exposed: made.exposed,
+        fronts: made.fronts,
         outside,
         homes: made.homes,
         hints: made.hints,

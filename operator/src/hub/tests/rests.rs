@@ -55,6 +55,7 @@ fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePort>>) -> Ser
         own_addresses: Vec::new(),
         exposed: vec![(address, vec![port])],
         outside: Vec::new(),
+        fronts: Vec::new(),
         homes,
         hints: BTreeMap::new(),
         health_port: None,

@@ -55,7 +55,9 @@ pub struct Backends {
     pub tables: Vec<(IpAddr, Vec<rows::Port>)>,
     /// The addresses and ports that nodes are told; none for a Service that nodes take no connections for.
     pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
-    /// The droplet of each backend of local ports.
+    /// Each front with its ports.
+    pub fronts: Vec<(IpAddr, Vec<rows::Port>)>,
+    /// The droplet of each backend of local ports and fronts.
     pub homes: BTreeMap<IpAddr, String>,
     /// The hints of ready backends; none if the Service's traffic stays on its nodes.
     pub hints: AllHints,
@@ -77,7 +79,9 @@ pub struct Backends {
 pub struct WaysIn<'a> {
     /// Addresses that lead to nodes.
     pub outside: &'a [IpAddr],
-    /// Some of these addresses are droplets' own.
+    /// Those of them that are fronts.
+    pub fronts: &'a [IpAddr],
+    /// Some of the addresses are droplets' own.
     pub at_droplets: bool,
     /// Nodes are not in the Service's VPC: each node only reaches its own backends.
     pub is_tenants: bool,
@@ -244,13 +248,21 @@ pub fn backends<'a>(
     } else {
         Vec::new()
     };
+    let fronts = if by_node || ways_in.at_droplets {
+        Vec::new()
+    } else {
+        let fronts = ways_in.fronts.iter();
+        let fronts = fronts.map(|address| Ok((*address, front(service, *address, &ports, &found)?)));
+        fronts.collect::<Result<_, _>>()?
+    };
     let by_peers = ways_in.is_tenants != service.is_external_local() && !exposed.is_empty();
-    let is_used = is_local || service.is_external_local() || by_peers;
+    let is_used = is_local || service.is_external_local() || by_peers || !fronts.is_empty();
     homes.retain(|_, _| is_used);
     let hints = if is_local { AllHints::new() } else { hints };
     Ok(Backends {
         tables,
         exposed,
+        fronts,
         homes,
         hints,
         used: used.len(),
@@ -451,6 +463,26 @@ fn exposed(
         })
     });
     made.collect()
+}
+
+/// Returns the ports of a front, each with its backends wherever they are.
+fn front(
+    service: &Service,
+    address: IpAddr,
+    ports: &[(u16, Joint<'_>)],
+    found: &BTreeMap<(Family, Joint<'_>), Found>,
+) -> Result<Vec<rows::Port>, TooLarge> {
+    let ports = ports.iter().map(|(port, joint)| {
+        let found = found.get(&(Family::of(address), *joint));
+        Ok(rows::Port {
+            protocol: joint.0,
+            port: *port,
+            local: false,
+            backends: ways(found, None, *port)?.into_iter().map(backend).collect(),
+            affinity: affinity(service),
+        })
+    });
+    ports.collect()
 }
 
 /// Returns the droplet of a backend.

@@ -555,3 +555,66 @@ fn hints_of_ready_backends_count_unless_traffic_stays() {
     http.spec.as_mut().unwrap().internal_traffic_policy = Some("Local".into());
     assert!(of_tenant(&http, &slices).hints.is_empty());
 }
+
+#[test]
+fn a_front_has_all_backends_unless_traffic_stays_on_its_node() {
+    let front: IpAddr = "203.0.113.1".parse().unwrap();
+    let fronted = |status: &str, policy: &str| -> Service {
+        serde_json::from_value(json!({
+            "metadata": {"name": "web"},
+            "spec": {"type": "LoadBalancer", "clusterIPs": ["10.96.0.10"], "externalTrafficPolicy": policy,
+                "internalTrafficPolicy": "Local",
+                "ports": [{"name": "http", "port": 80, "nodePort": 30080}]},
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1", "ipMode": "VIP"}]},
+                "conditions": [{"type": "thuban.dev/Front", "status": status, "reason": "Dsr", "message": "",
+                    "lastTransitionTime": "2026-11-27T00:00:00Z"}]},
+        }))
+        .unwrap()
+    };
+    let slices = [of_http(&json!([
+        {"addresses": ["10.0.1.2"], "nodeName": "a"}, {"addresses": ["10.0.1.3"], "nodeName": "b"},
+        {"addresses": ["10.0.1.4"], "nodeName": "b", "conditions": {"ready": false}},
+    ]))];
+    let made = |service: &Service, place: Place, at_droplets| {
+        let locate = |_: IpAddr, backend: &Backend| {
+            let droplet = backend.node_name.clone();
+            Some(Located { place, droplet })
+        };
+        let fronts = service.fronts();
+        let ways_in = WaysIn {
+            outside: &service.balancers(),
+            fronts: &fronts,
+            at_droplets,
+            is_tenants: true,
+        };
+        super::backends(service, &service.cluster_ips(), ways_in, &slices, locate).unwrap()
+    };
+    let service = fronted("True", "Cluster");
+    let usual = made(&service, Place::Member, false);
+    let [(address, ports)] = &usual.fronts[..] else {
+        panic!("{:?}", usual.fronts)
+    };
+    assert_eq!(
+        (*address, ports.len(), ports[0].port, ports[0].local),
+        (front, 1, 80, false)
+    );
+    let backends: Vec<String> = ports[0]
+        .backends
+        .iter()
+        .map(|backend| backend.address.to_string())
+        .collect();
+    assert_eq!(backends, ["10.0.1.2", "10.0.1.3"]);
+    assert_eq!(usual.homes.len(), 2, "of the ready ones");
+    assert!(
+        !usual.exposed.is_empty(),
+        "the node's own processes go by its stack"
+    );
+    for (service, place, at_droplets) in [
+        (fronted("False", "Cluster"), Place::Member, false),
+        (fronted("True", "Local"), Place::Member, false),
+        (fronted("True", "Cluster"), Place::Outside, false),
+        (fronted("True", "Cluster"), Place::Member, true),
+    ] {
+        assert_eq!(made(&service, place, at_droplets).fronts, []);
+    }
+}

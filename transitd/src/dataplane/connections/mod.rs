@@ -13,10 +13,11 @@ use std::time::Duration;
 use aya::maps::{Array, Map, MapData};
 use thuban_common::policy::FlowEntry;
 use thuban_common::services::{
-    ALL_CONNECTIONS, ALL_PENDING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONNECTIONS_CAPACITY,
-    ConnectionEntry, ConnectionKey, FORWARD, FRAGMENT_LIFE, FragmentEntry, FragmentKey, GATE_OF_ANY,
-    GatesEntry, HAIRPIN, LEAST_CONNECTIONS, NO_INDEX, PENDING_LIFE, PENDING_OF_VPC, PendingEntry, PendingKey,
-    QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, REVERSE, ServiceKey,
+    ALL_CONNECTIONS, ALL_PENDING, ARRIVING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONFIRMED,
+    CONNECTIONS_CAPACITY, ConnectionEntry, ConnectionKey, FORWARD, FRAGMENT_LIFE, FragmentEntry, FragmentKey,
+    GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS, LEAVING, NO_INDEX, PENDING_LIFE, PENDING_OF_VPC,
+    PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, REVERSE, SEEN, ServiceKey,
+    has_connections,
 };
 use thuban_common::tables::{Address, EndpointKey};
 
@@ -130,19 +131,24 @@ impl Connections {
         let mut counted = Counts::default();
         self.all_entries.each(|key, entry| {
             counted.held += 1;
-            if key.direction != FORWARD {
+            if !matches!(key.direction, FORWARD | ARRIVING) {
                 if doomed.len() < MAX_EXPIRED_PER_SCAN && self.is_orphan(&key, &entry, now)? {
                     doomed.push((Looked::at(key, Some(&entry)), None));
                 }
                 return Ok(());
             }
-            let client = endpoint(key.vni, key.source);
+            // Clients of a front are outside, and its backend is here.
+            let is_fronts = key.direction == ARRIVING;
+            let own = if is_fronts { entry.address } else { key.source };
             let back = reverse(&key, &entry);
             let answered = self.connection(&back)?;
+            let answers = answered.map_or(0, |answered| answered.state);
+            // Whoever claims an address sends no more than what opens a connection.
+            let is_claimed = is_fronts && has_connections(key.protocol) && entry.state & CONFIRMED == 0;
             let seen = Seen {
                 protocol: key.protocol,
                 forward: entry.state,
-                reverse: answered.map_or(0, |answered| answered.state),
+                reverse: if is_claimed { answers & !SEEN } else { answers },
                 has_backend: if entry.index == NO_INDEX {
                     let service = service(&key);
                     let backends = known.entry(service).or_insert_with(|| backends(&service));
@@ -156,16 +162,21 @@ impl Connections {
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
-            if doomed.len() < MAX_EXPIRED_PER_SCAN && (is_over || !is_here(&client)) {
+            if doomed.len() < MAX_EXPIRED_PER_SCAN && (is_over || !is_here(&endpoint(key.vni, own))) {
                 scan.expired += 1;
                 let back = Looked::at(back, answered.as_ref());
                 doomed.push((Looked::at(key, Some(&entry)), Some(back)));
             } else {
                 scan.held += 1;
-                for of in [key.source, ALL_CONNECTIONS].map(|of| endpoint(entry.payer, of)) {
+                let mut count = |of| {
+                    let of = endpoint(entry.payer, of);
                     *counted.shares.entry(of).or_default() += 2;
+                };
+                count(ALL_CONNECTIONS);
+                if !is_fronts {
+                    count(own);
+                    scan.services.insert(endpoint(key.vni, key.destination));
                 }
-                scan.services.insert(endpoint(key.vni, key.destination));
             }
             Ok(())
         })?;
@@ -234,7 +245,7 @@ impl Connections {
     ) -> Result<(), TableError> {
         self.forget_flows(&has_left)?;
         let gates = self.gates.get(&GATE_OF_ANY, 0).map_err(access("read", "GATES"))?;
-        if gates.connections == 0 {
+        if (gates.services, gates.fronts) == (0, 0) {
             return Ok(());
         }
         let is_gone = |vni, addresses: &[Address]| {
@@ -294,7 +305,11 @@ impl Connections {
             source: client,
             destination: entry.address,
             protocol: key.protocol,
-            direction: FORWARD,
+            direction: if key.direction == LEAVING {
+                ARRIVING
+            } else {
+                FORWARD
+            },
             padding: 0,
         };
         let leads_here = |there: &ConnectionEntry| {
@@ -409,7 +424,7 @@ fn service(key: &ConnectionKey) -> ServiceKey {
         address: key.destination,
         port: key.ports[1],
         protocol: key.protocol,
-        padding: 0,
+        former: 0,
     }
 }
 
@@ -425,13 +440,18 @@ fn backend(entry: &ConnectionEntry) -> BackendEntry {
 /// Returns the key of the entry that leads back, for a forward entry.
 fn reverse(key: &ConnectionKey, entry: &ConnectionEntry) -> ConnectionKey {
     let is_own = entry.address == key.source;
+    let direction = match key.direction {
+        ARRIVING => LEAVING,
+        _ if is_own => HAIRPIN,
+        _ => REVERSE,
+    };
     ConnectionKey {
         vni: key.vni,
         ports: [entry.port, entry.client_port],
         source: entry.address,
         destination: if is_own { key.destination } else { key.source },
         protocol: key.protocol,
-        direction: if is_own { HAIRPIN } else { REVERSE },
+        direction,
         padding: 0,
     }
 }

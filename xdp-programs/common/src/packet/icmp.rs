@@ -91,10 +91,10 @@ unsafe impl Header for ErrorV4 {}
 unsafe impl Header for ErrorV6 {}
 
 impl ErrorV4 {
-    /// Returns "too big" to a pod, from the host's address towards pods; `quote` is the sum of the quoted words.
+    /// Returns "too big"; `quote` is the sum of the quoted words.
     #[inline(always)]
-    pub const fn too_big(pod: [u8; 4], mtu: u16, quote: u32) -> Self {
-        Self::new(HOST_SOURCE, pod, FRAGMENTATION_NEEDED, mtu, QUOTE, quote)
+    pub const fn too_big(from: [u8; 4], to: [u8; 4], mtu: u16, quote: u32) -> Self {
+        Self::new(from, to, FRAGMENTATION_NEEDED, mtu, QUOTE, quote)
     }
 
     /// Returns "port unreachable" to a pod, with a quote of [`LEAST_QUOTE_V4`] bytes.
@@ -123,9 +123,9 @@ impl ErrorV4 {
 impl ErrorV6 {
     /// Returns "too big"; the MTU is never less than IPv6's least MTU.
     #[inline(always)]
-    pub const fn too_big(pod: &Address, mtu: u16, quote: u32) -> Self {
+    pub const fn too_big(from: &Address, to: &Address, mtu: u16, quote: u32) -> Self {
         let mtu = if mtu < LEAST_V6 { LEAST_V6 } else { mtu };
-        Self::new(&HOST_SOURCE_V6, pod, PACKET_TOO_BIG, mtu, QUOTE, quote)
+        Self::new(from, to, PACKET_TOO_BIG, mtu, QUOTE, quote)
     }
 
     /// Returns "port unreachable", with a quote of [`LEAST_QUOTE_V6`] bytes.
@@ -196,7 +196,7 @@ mod tests {
             .map(|n| n.wrapping_mul(40503) ^ 0x1234)
             .collect();
         let sum = quote.iter().map(|word| u32::from(*word)).sum();
-        let v4 = ErrorV4::too_big([10, 0, 0, 1], 1400, sum);
+        let v4 = ErrorV4::too_big([169, 254, 64, 1], [10, 0, 0, 1], 1400, sum);
         assert_eq!(v4.ip.words[5], v4.ip.checksum());
         assert_eq!((v4.ip.total_length(), v4.icmp.next_hop_mtu()), (156, 1400));
         let all: u32 = words(&v4.icmp)
@@ -206,7 +206,7 @@ mod tests {
             .sum();
         assert_eq!(fold(all), 0xffff);
 
-        let v6 = ErrorV6::too_big(&[0xfd; 16], 900, sum);
+        let v6 = ErrorV6::too_big(&[0xfe; 16], &[0xfd; 16], 900, sum);
         assert_eq!((v6.ip.payload_length(), v6.icmp.next_hop_mtu()), (136, 1280));
         let all: u32 = words(&v6.icmp)
             .iter()

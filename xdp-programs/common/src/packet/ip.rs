@@ -178,6 +178,17 @@ impl IpPacket {
         }
     }
 
+    /// Whether a host outside of the node may have the source.
+    #[inline(always)]
+    pub fn is_from_outside(&self) -> bool {
+        let source = &self.source;
+        if self.is_v6() {
+            ipv6::is_unicast(source) && *source != HOST_TRACKED_V6
+        } else {
+            ipv4::is_unicast(source[12]) && (source[12], source[13]) != (HOST_SOURCE[0], HOST_SOURCE[1])
+        }
+    }
+
     /// Whether the packet is an answer of a DHCP server (RFC 2131, RFC 8415): pods must not give addresses to others.
     #[inline(always)]
     pub const fn is_from_dhcp_server(&self) -> bool {

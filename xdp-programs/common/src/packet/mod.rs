@@ -51,3 +51,11 @@ pub const fn words3(bytes: [u8; 6]) -> [u16; 3] {
         u16::from_ne_bytes([bytes[4], bytes[5]]),
     ]
 }
+
+/// Returns the bytes of three raw words.
+#[inline(always)]
+pub const fn bytes6(words: [u16; 3]) -> [u8; 6] {
+    let [first, second, third] = words;
+    let (first, second, third) = (first.to_ne_bytes(), second.to_ne_bytes(), third.to_ne_bytes());
+    [first[0], first[1], second[0], second[1], third[0], third[1]]
+}

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 use thuban_cluster::router::{ASN, NODES_ASN, Router};
 
+use super::fronts::{Connections, ensure_own_address};
 use super::{Installed, Parts, pool};
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
 use crate::tenants::tenants;
@@ -23,6 +24,13 @@ fn service() -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": TENANT}, "spec": {
         "type": "LoadBalancer", "loadBalancerClass": "thuban.dev/vip", "selector": {"app": NAME},
         "ports": [{"port": 80, "targetPort": PORT}]}})
+}
+
+/// Returns a backend on a node.
+fn backend(node: &str) -> Value {
+    let mut pod = netexec_manifest(TENANT, &format!("{NAME}-{node}"), node, None);
+    pod["metadata"]["labels"] = json!({"app": NAME, "test": "announcing"});
+    pod
 }
 
 fn peer(router: &Router) -> Value {
@@ -109,11 +117,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     let mut objects = vec![service()];
     objects[0]["metadata"]["labels"] = json!({"test": "announcing"});
     let nodes = cluster.nodes()?;
-    for node in &nodes[..2] {
-        let mut pod = netexec_manifest(TENANT, &format!("{NAME}-{node}"), node, None);
-        pod["metadata"]["labels"] = json!({"app": NAME, "test": "announcing"});
-        objects.push(pod);
-    }
+    objects.extend(nodes[..2].iter().map(|node| backend(node)));
     apply(cluster, &objects)?;
     for node in &nodes[..2] {
         running(cluster, TENANT, &format!("{NAME}-{node}"))?;
@@ -131,6 +135,22 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     let server = SocketAddr::new(address, 80);
     let both: BTreeSet<String> = nodes[..2].iter().map(|node| format!("{NAME}-{node}")).collect();
     assert_eq!(answers(&router, server)?, both);
+    ensure_own_address(&router, server)?;
+    let mut held = Connections::open(cluster, &router, server)?;
+    let next_hops = |count| wait_for_next_hops(cluster, &router, address, count);
+    held.outlive_nodes(&nodes, next_hops)?;
+    // A third backend gets new connections, and takes none of the others'.
+    let third = format!("{NAME}-{}", nodes[2]);
+    apply(cluster, &[backend(&nodes[2])])?;
+    cluster.wait_for("an answer of the third backend", SOON, || {
+        Ok(answers(&router, server)?.contains(&third))
+    })?;
+    assert_eq!(held.ask("with a third backend")?, both);
+    delete(cluster, &["pod", "-n", TENANT, &third, "--now"])?;
+    cluster.wait_for("the end of the third backend", SOON, || {
+        Ok(answers(&router, server).is_ok_and(|answers| answers == both))
+    })?;
+    held.ask("without the third backend")?;
     cluster.wait_for("who announces", SOON, || {
         Ok(vip(cluster)?["status"]["announcedBy"] == json!(nodes))
     })?;

@@ -2,6 +2,7 @@
 //! test, and goes with it.
 
 mod announcing;
+mod fronts;
 mod leases;
 
 use anyhow::Result;

@@ -47,7 +47,9 @@ pub struct Service {
     pub exposed: Vec<(IpAddr, Vec<ExposedPort>)>,
     /// Addresses outside of the cluster that lead to nodes.
     pub outside: Vec<IpAddr>,
-    /// The droplet of each backend of local ports.
+    /// Those of them whose packets droplets take at their NICs, each with its ports.
+    pub fronts: Vec<(IpAddr, Vec<Port>)>,
+    /// The droplet of each backend of local ports and fronts.
     pub homes: BTreeMap<IpAddr, String>,
     /// The places that its ready backends are for; none if they serve all alike.
     pub hints: AllHints,
@@ -62,10 +64,17 @@ impl Service {
         self.exposed.iter().flat_map(|(_, ports)| ports)
     }
 
+    /// Yields the addresses that only one service may have: all but those of its own VPC.
+    fn held_addresses(&self) -> impl Iterator<Item = &IpAddr> {
+        self.tables.iter().chain(&self.fronts).map(|(address, _)| address)
+    }
+
     /// Whether nodes send connections to themselves, or to such an outside address, on to the service.
     fn is_exposed(&self) -> bool {
         let has_port = self.exposed_ports().any(|port| port.node_port.is_some());
-        has_port || self.exposed_ports().next().is_some() && !self.outside.is_empty()
+        has_port
+            || !self.fronts.is_empty()
+            || self.exposed_ports().next().is_some() && !self.outside.is_empty()
     }
 
     /// Whether droplets have different rows of the service.
@@ -107,11 +116,13 @@ pub(super) struct Services {
     hinted: BTreeSet<EndpointName>,
     pub(super) zones: near::Zones,
     node_ports: NodePorts,
+    /// Droplets that don't understand rows of fronts.
+    without_fronts: BTreeSet<String>,
 }
 
 impl Services {
     fn note(&mut self, name: &EndpointName, service: Service) {
-        for (address, _) in &service.tables {
+        for address in service.held_addresses() {
             self.by_address.entry(*address).or_default().insert(name);
         }
         let members = self.by_network.entry(service.network.clone()).or_default();
@@ -146,7 +157,7 @@ impl Services {
                 self.by_name.remove(&key);
             }
         }
-        for (address, _) in &service.tables {
+        for address in service.held_addresses() {
             if let Some(names) = self.by_address.get_mut(address) {
                 names.remove(name);
                 if names.is_empty() {
@@ -236,7 +247,7 @@ impl World {
         let old = self.services.forget(name);
         // Another service may have had the address before, or have it from now on.
         for service in [&old, &service].into_iter().flatten() {
-            for (address, _) in &service.tables {
+            for address in service.held_addresses() {
                 self.touch_services_at(*address);
                 if self.services.cluster_dns.contains(address) {
                     // VPCs that reach it now, or no longer.
@@ -492,6 +503,25 @@ impl World {
         networks
             .flat_map(|(name, _)| self.bouncers.holders(name))
             .collect()
+    }
+
+    /// Sets whether a droplet understands rows of fronts. While some droplet doesn't, there are no such rows: it could
+    /// have a backend, and would drop what fronts send there.
+    pub fn set_fronting(&mut self, droplet: &str, is_fronting: bool) {
+        let has_changed = if is_fronting {
+            self.services.without_fronts.remove(droplet)
+        } else {
+            self.services.without_fronts.insert(droplet.to_owned())
+        };
+        if has_changed {
+            self.touch_exposed();
+        }
+    }
+
+    /// Whether all droplets understand rows of fronts.
+    fn has_fronts(&self) -> bool {
+        let mut without = self.services.without_fronts.iter();
+        !without.any(|droplet| self.droplets.contains_key(droplet))
     }
 
     /// Touches the services that all droplets are told of: a droplet came or went.

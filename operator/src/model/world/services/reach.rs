@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use thuban_api::identifiers::Vni;
-use thuban_rows::{self as rows, Backend, Exposed, ExposedPort, Port, Row, Underlay};
+use thuban_rows::{self as rows, Backend, Exposed, ExposedPort, Front, FrontPort, Port, Row, Underlay};
 
 use super::near::{Nearness, Zones};
 use super::{EndpointName, Key, NodeService, Owner, Rows, Service, World};
@@ -28,6 +28,9 @@ impl World {
         let mut made = Rows::new();
         if service.is_exposed() {
             self.expose(name, service, vpc.vni, vpc.host_access, &mut made);
+        }
+        if self.has_fronts() {
+            self.front(name, service, vpc.vni, &mut made);
         }
         if service.by_node {
             return Some(made);
@@ -103,6 +106,34 @@ impl World {
                 })
             };
             service.share(&droplets, &ports, row, &self.services.zones, made);
+        }
+    }
+
+    /// Adds the rows by which all droplets take packets for a service's fronts.
+    fn front(&self, name: &EndpointName, service: &Service, vni: Vni, made: &mut Rows) {
+        for (address, ports) in &service.fronts {
+            if !self.is_held_by(name, *address) {
+                continue;
+            }
+            let home = |backend: &Backend| {
+                let droplet = self.droplets.get(service.home(backend)?)?;
+                Some((*backend, Underlay(*droplet)))
+            };
+            let ports = ports.iter().map(|port| FrontPort {
+                protocol: port.protocol,
+                port: port.port,
+                affinity: port.affinity,
+                backends: port.backends.iter().filter_map(home).collect(),
+            });
+            let row = Row::Front(Front {
+                vni,
+                address: *address,
+                ports: ports.collect(),
+            });
+            let (key, row) = (row.key(), PackedRow::new(&row));
+            for droplet in self.droplets.keys() {
+                made.insert((droplet.clone(), key.clone()), row.clone());
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use super::super::RoleKind;
 use super::super::tests::{bouncer, endpoint, network, settled, small, vpc};
 use super::{EndpointName, Hints, Key, Service, Vpc, World};
 
+mod fronts;
 mod policies;
 mod ways_in;
 
@@ -43,6 +44,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         own_addresses: Vec::new(),
         exposed: Vec::new(),
         outside: Vec::new(),
+        fronts: Vec::new(),
         homes: BTreeMap::new(),
         hints: BTreeMap::new(),
         health_port: None,
