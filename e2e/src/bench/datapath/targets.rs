@@ -83,6 +83,13 @@ const TARGETS: &[Target] = &[
         against: None,
         bound: None,
     },
+    known("prog-front-send-tc", "prog-transit-bounce-tc", "ns_per_packet"),
+    known(
+        "prog-front-deliver-tc",
+        "prog-transit-deliver-tc",
+        "ns_per_packet",
+    ),
+    known("prog-front-answer-tc", "prog-agent-direct-tc", "ns_per_packet"),
     known("thuban", "vxlan", "rr_p50_us"),
     known("thuban", "vxlan", "rr_p99_us"),
     known("thuban", "plain", "crr_per_s"),

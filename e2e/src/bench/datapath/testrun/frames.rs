@@ -9,6 +9,8 @@ const PAYLOAD: usize = 22;
 const GENEVE: u16 = 6081;
 /// The protocol of all datagrams here.
 pub const UDP: u8 = 17;
+/// The port that datagrams come from.
+pub const SOURCE_PORT: u16 = 1234;
 /// The port that datagrams go to.
 pub const PORT: u16 = 4321;
 
@@ -39,7 +41,7 @@ fn ethernet(to: [u8; 6], from: [u8; 6], packet: &[u8]) -> Vec<u8> {
 
 /// Returns a datagram in an Ethernet frame.
 pub fn plain(to_mac: [u8; 6], from_mac: [u8; 6], from: Ipv4Addr, to: Ipv4Addr) -> Vec<u8> {
-    let datagram = udp(1234, PORT, &[0x55; PAYLOAD]);
+    let datagram = udp(SOURCE_PORT, PORT, &[0x55; PAYLOAD]);
     ethernet(to_mac, from_mac, &ipv4(from, to, 64, &datagram))
 }
 

@@ -16,8 +16,8 @@ use super::{
     median,
     raw::{self, Type},
     world::{
-        BOUNCED, CLIENT, DIVIDED, DIVIDED_VNI, NEIGHBOUR, POD, REMOTE, SERVICE, UNKNOWN, VNI, World,
-        from_pod, from_wire,
+        BOUNCED, CLIENT, DIVIDED, DIVIDED_VNI, FRONT, FRONT_HERE, NEIGHBOUR, OUTSIDE, POD, REMOTE, SERVICE,
+        UNKNOWN, VNI, World, from_backend, from_front, from_outside, from_pod, from_wire,
     },
 };
 use crate::bench::{
@@ -35,6 +35,8 @@ enum Origin {
     Pod,
     /// The pod that is a client of a service.
     Client,
+    /// The pod that is a backend of a front.
+    Backend,
     Wire,
 }
 
@@ -43,24 +45,27 @@ struct Verdict {
     name: &'static str,
     origin: Origin,
     frame: Vec<u8>,
-    tc: (u32, Counter),
-    xdp: Option<(u32, Counter)>,
+    tc: Proof,
+    xdp: Option<Proof>,
 }
+
+/// The verdict, and the counter that it raises; none, if the frame is the host's.
+type Proof = (u32, Option<Counter>);
 
 fn verdicts() -> Vec<Verdict> {
     let agent = |name, to: Ipv4Addr, counter| Verdict {
         name,
         origin: Origin::Pod,
         frame: from_pod(POD, to),
-        tc: (TC_REDIRECT, counter),
-        xdp: Some((XDP_REDIRECT, counter)),
+        tc: (TC_REDIRECT, Some(counter)),
+        xdp: Some((XDP_REDIRECT, Some(counter))),
     };
     let transit = |name, frame, counter| Verdict {
         name,
         origin: Origin::Wire,
         frame,
-        tc: (TC_REDIRECT, counter),
-        xdp: Some((XDP_TX, counter)),
+        tc: (TC_REDIRECT, Some(counter)),
+        xdp: Some((XDP_TX, Some(counter))),
     };
     let deliver = from_wire(VNI, REMOTE, POD);
     let [from, to] = DIVIDED;
@@ -79,11 +84,11 @@ fn verdicts() -> Vec<Verdict> {
             name: "agent-spoof",
             origin: Origin::Pod,
             frame: from_pod(UNKNOWN, REMOTE),
-            tc: (TC_SHOT, Counter::SpoofedSource),
-            xdp: Some((XDP_DROP, Counter::SpoofedSource)),
+            tc: (TC_SHOT, Some(Counter::SpoofedSource)),
+            xdp: Some((XDP_DROP, Some(Counter::SpoofedSource))),
         },
         Verdict {
-            xdp: Some((XDP_PASS, Counter::DecapsulatedXdp)),
+            xdp: Some((XDP_PASS, Some(Counter::DecapsulatedXdp))),
             ..transit("transit-deliver", deliver, Counter::Delivered)
         },
         transit(
@@ -96,6 +101,25 @@ fn verdicts() -> Vec<Verdict> {
             from_wire(DIVIDED_VNI, from, to),
             Counter::Divided,
         ),
+        transit("front-send", from_outside(FRONT), Counter::Fronted),
+        Verdict {
+            // XDP leaves the backend's part to tc.
+            xdp: None,
+            ..transit("front-deliver", from_front(FRONT_HERE), Counter::FrontDelivered)
+        },
+        Verdict {
+            xdp: None,
+            origin: Origin::Backend,
+            frame: from_backend(OUTSIDE),
+            ..agent("front-answer", OUTSIDE, Counter::FrontAnswered)
+        },
+        Verdict {
+            name: "transit-host",
+            origin: Origin::Wire,
+            frame: from_outside(OUTSIDE),
+            tc: (TC_OK, None),
+            xdp: Some((XDP_PASS, None)),
+        },
     ]
 }
 
@@ -172,19 +196,21 @@ impl VerdictCase {
         match self.origin {
             Origin::Pod => world.pod,
             Origin::Client => world.client,
+            Origin::Backend => world.neighbour,
             Origin::Wire => world.uplink,
         }
     }
 
     /// Runs once and checks that the run did what the case's name says.
-    fn check(&self, (verdict, counter): (u32, Counter)) -> Result<()> {
+    fn check(&self, (verdict, counter): Proof) -> Result<()> {
         let world = &self.shared.world;
-        let before = world.programs.counter(counter)?;
+        let counted = || counter.map_or(Ok(1), |counter| world.programs.counter(counter));
+        let before = counted()?;
         let context = raw::context(self.hook, &self.frame, self.interface());
         let program = world.program(self.program)?;
         let (found, _) = world.namespace.run(|| raw::run(program, &self.frame, &context))?;
         ensure!(
-            found == verdict && world.programs.counter(counter)? == before + 1,
+            found == verdict && counted()? == before + u64::from(counter.is_some()),
             "{}: verdict {found} instead of {verdict}, counted {:?}",
             self.name,
             world.programs.counters()?

@@ -1,8 +1,8 @@
 //! A droplet with one row for each verdict, and interfaces from which frames can seem to come.
 //!
 //! Droplets: 192.0.2.1 is this one, .2 and .3 are others. VPC 100: network 1 (bouncer .3) with three pods here,
-//! network 3 (bouncer here), and a service whose only backend has a direct row. VPC 102: divided here, network 9
-//! (bouncer .3).
+//! network 3 (bouncer here), a service whose only backend has a direct row, and two fronts. VPC 102: divided here,
+//! network 9 (bouncer .3).
 
 use std::{
     net::Ipv4Addr,
@@ -11,6 +11,11 @@ use std::{
 
 use anyhow::{Context, Result};
 use aya::programs::Program;
+use thuban_common::packet::{bytes6, ethernet};
+use thuban_common::policy::{STAMP_FRONT, Stamp};
+use thuban_common::services::{
+    ConnectionEntry, ConnectionKey, FRONTS, GatesEntry, LEAVING, NO_INDEX, gate_of,
+};
 use thuban_common::tables::{
     AttachmentEntry, ConfigEntry, DropletEntry, GATEWAY_MAC, LOAD_OF_DIVIDER, LOCAL_TAKES_XDP, LoadKey,
     LocalEntry, RemoteRow, SUBNET_BOUNCER_HERE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
@@ -41,9 +46,15 @@ pub const UNKNOWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 90);
 pub const BOUNCED: Ipv4Addr = Ipv4Addr::new(10, 3, 0, 33);
 /// The address of a service, by whose port each datagram here goes to [`REMOTE`].
 pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 7);
+/// The addresses of load balancers, by whose ports each datagram here goes to [`REMOTE`], and to [`NEIGHBOUR`].
+pub const FRONT: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 80);
+pub const FRONT_HERE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 81);
+/// A client outside.
+pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 7);
 /// Both ends of a divided packet.
 pub const DIVIDED: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 7, 2, 50), Ipv4Addr::new(10, 7, 1, 30)];
 pub const POD_MAC: [u8; 6] = [2, 0, 0, 0, 0, 11];
+const BACKEND_MAC: [u8; 6] = [2, 0, 0, 0, 0, 12];
 const UPLINK_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
 const PEER_MAC: [u8; 6] = [2, 2, 2, 2, 2, 2];
 
@@ -53,6 +64,7 @@ pub struct World {
     pub uplink: u32,
     pub pod: u32,
     pub client: u32,
+    pub neighbour: u32,
 }
 
 impl World {
@@ -81,14 +93,15 @@ impl World {
             uplink: uplink?,
             pod: pod?,
             client: client?,
+            neighbour: neighbour?,
             namespace,
             programs,
         };
-        world.fill(neighbour?)?;
+        world.fill()?;
         Ok(world)
     }
 
-    fn fill(&mut self, neighbour: u32) -> Result<()> {
+    fn fill(&mut self) -> Result<()> {
         let programs = &mut self.programs;
         programs.configure(ConfigEntry {
             droplet: HERE.octets(),
@@ -103,7 +116,7 @@ impl World {
         }
         for (ifindex, address, mac) in [
             (self.pod, POD, POD_MAC),
-            (neighbour, NEIGHBOUR, [2, 0, 0, 0, 0, 12]),
+            (self.neighbour, NEIGHBOUR, BACKEND_MAC),
             (self.client, CLIENT, POD_MAC),
         ] {
             let key = key(VNI, address);
@@ -152,8 +165,50 @@ impl World {
         }
         let service = Served::new(VNI, 1, SERVICE.into(), frames::PORT, frames::UDP);
         service.by(&mut self.programs, &[(REMOTE.into(), frames::PORT)])?;
+        for (id, front, backend, droplet) in [(2, FRONT, REMOTE, SECOND), (3, FRONT_HERE, NEIGHBOUR, HERE)] {
+            let front = Served::new(FRONTS, id, front.into(), frames::PORT, frames::UDP);
+            front.by_fronts(
+                &mut self.programs,
+                VNI,
+                &[(backend.into(), frames::PORT, droplet)],
+            )?;
+        }
+        self.answer_to_front()?;
         self.row(RemoteRow::Direct, REMOTE, SECOND)?;
         self.row(RemoteRow::Bouncer, BOUNCED, THIRD)
+    }
+
+    /// Has what [`NEIGHBOUR`] sends to [`OUTSIDE`] be an answer to a client of [`FRONT_HERE`].
+    fn answer_to_front(&mut self) -> Result<()> {
+        let key = ConnectionKey {
+            vni: VNI,
+            ports: [frames::SOURCE_PORT.to_be(), frames::PORT.to_be()],
+            source: key(VNI, NEIGHBOUR).address,
+            destination: key(VNI, OUTSIDE).address,
+            protocol: frames::UDP,
+            direction: LEAVING,
+            padding: 0,
+        };
+        let entry = ConnectionEntry {
+            vni: VNI,
+            index: NO_INDEX,
+            time: 0,
+            address: crate::programs::address(FRONT_HERE),
+            port: frames::PORT.to_be(),
+            state: 0,
+            service: 3,
+            client_port: frames::PORT.to_be(),
+            padding: 0,
+            payer: VNI,
+        };
+        self.programs.insert("CONNECTIONS", key, entry)?;
+        let gate = GatesEntry {
+            pending_until: 0,
+            services: 0,
+            fronts: 1,
+            flows: 0,
+        };
+        self.programs.set("GATES", gate_of(self.neighbour), gate)
     }
 
     /// Writes a row of VPC 100.
@@ -181,6 +236,29 @@ pub fn from_pod(source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
 pub fn from_wire(vni: u32, source: Ipv4Addr, destination: Ipv4Addr) -> Vec<u8> {
     let inner = frames::plain(GATEWAY_MAC, [2, 0, 0, 0, 0, 50], source, destination);
     frames::tunnelled([UPLINK_MAC, PEER_MAC], SECOND, HERE, vni, &inner)
+}
+
+/// Returns a frame of the pod that is a backend.
+pub fn from_backend(destination: Ipv4Addr) -> Vec<u8> {
+    frames::plain(GATEWAY_MAC, BACKEND_MAC, NEIGHBOUR, destination)
+}
+
+/// Returns a frame of a client outside.
+pub fn from_outside(destination: Ipv4Addr) -> Vec<u8> {
+    frames::plain(UPLINK_MAC, PEER_MAC, OUTSIDE, destination)
+}
+
+/// Returns the frame by which the second droplet, as a front, sends a packet on.
+pub fn from_front(destination: Ipv4Addr) -> Vec<u8> {
+    let stamp = Stamp {
+        class: 0,
+        egress_set: 0,
+        flags: STAMP_FRONT,
+    };
+    let header = stamp.header(ethernet::IPV4);
+    let (to, from) = (bytes6(header.destination), bytes6(header.source));
+    let inner = frames::plain(to, from, OUTSIDE, destination);
+    frames::tunnelled([UPLINK_MAC, PEER_MAC], SECOND, HERE, VNI, &inner)
 }
 
 /// Makes all maps, with ENDPOINTS of the given size, and loads the programs that the cases with many rows run.
