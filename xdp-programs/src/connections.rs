@@ -10,7 +10,7 @@ use thuban_common::{
     packet::{ip::IpPacket, ipv4},
     services::{
         ConnectionEntry, FINISHED, FORWARD, HAIRPIN, NO_INDEX, PENDING_LIFE, PendingEntry, RESET, REVERSE,
-        SEEN, ServiceKey, Signal, refresh,
+        SEEN, ServiceKey, Signal, has_ended, refresh,
     },
 };
 
@@ -146,8 +146,7 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
         return true;
     };
     let payer = there.payer;
-    let is_over = (there.state | back.state) & RESET != 0 || there.state & back.state & FINISHED != 0;
-    if !is_over && !anyway {
+    if !has_ended(there.state, back.state) && !anyway {
         return false;
     }
     // A missing entry is as good.
@@ -156,6 +155,21 @@ fn take_over(work: &mut Work, anyway: bool) -> bool {
     let client = work.other.source;
     give_share(work, payer, &client);
     true
+}
+
+/// Writes the entry that leads to [`Work::to`], after the one that leads back. Without room both are gone.
+#[inline(always)]
+pub fn lead_on(work: &mut Work, index: u32) -> bool {
+    work.entry.address = work.to.destination;
+    work.entry.port = work.to.ports[1];
+    work.entry.client_port = work.to.ports[0];
+    work.entry.state = work.signal.state;
+    work.entry.index = index;
+    let written = CONNECTIONS.insert(&work.key, &work.entry, u64::from(BPF_ANY));
+    if written.is_err() {
+        let _ = CONNECTIONS.remove(&work.reverse);
+    }
+    written.is_ok()
 }
 
 /// Writes both entries of a connection to [`Work::to`].
@@ -168,18 +182,7 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
     }
     let (backend, ports) = (work.to.destination, work.to.ports);
     work.set_reverse(vni, packet, &backend, ports);
-    work.entry = ConnectionEntry {
-        vni,
-        index: NO_INDEX,
-        time: now(),
-        address: packet.destination,
-        port: packet.ports[1],
-        state: 0,
-        service,
-        client_port: packet.ports[0],
-        padding: 0,
-        payer,
-    };
+    work.entry = ConnectionEntry::back(packet, vni, service, payer, now());
     match CONNECTIONS.insert(&work.reverse, &work.entry, u64::from(BPF_NOEXIST)) {
         Ok(()) => {}
         Err(EXISTS) => {
@@ -199,16 +202,7 @@ pub fn make(packet: &IpPacket, work: &mut Work, service: u32, index: u32) -> Mad
         Err(_) => return Made::NoRoom,
     }
     work.key.direction = FORWARD;
-    work.entry.address = backend;
-    work.entry.port = ports[1];
-    work.entry.client_port = ports[0];
-    work.entry.state = work.signal.state;
-    work.entry.index = index;
-    if CONNECTIONS
-        .insert(&work.key, &work.entry, u64::from(BPF_ANY))
-        .is_err()
-    {
-        let _ = CONNECTIONS.remove(&work.reverse);
+    if !lead_on(work, index) {
         return Made::NoRoom;
     }
     open(work.interface, 0);

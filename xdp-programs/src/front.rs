@@ -20,8 +20,8 @@ use thuban_common::{
     },
     policy::{STAMP_FRONT, Stamp},
     services::{
-        ARRIVING, BackendKey, CONFIRMED, ConnectionEntry, FINISHED, FRONTS, LEAVING, NO_INDEX, RESET,
-        ServiceKey, Signal, has_connections,
+        ARRIVING, BackendKey, CONFIRMED, ConnectionEntry, FINISHED, FRONTS, LEAVING, RESET, ServiceKey,
+        Signal, has_connections, has_ended,
     },
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, GENEVE_PORT,
@@ -31,7 +31,7 @@ use thuban_common::{
 
 use crate::{
     bounce,
-    connections::{self, MAKING, Made},
+    connections::{self, MAKING, Made, lead_on},
     deliver,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, tc::TcFrame},
@@ -433,18 +433,7 @@ fn make(packet: &IpPacket, work: &mut Work, vni: u32) -> Result<(), Counter> {
     if !has_share_of_fronts(work, vni) {
         return Err(Counter::FrontNoRoom);
     }
-    work.entry = ConnectionEntry {
-        vni,
-        index: NO_INDEX,
-        time: now(),
-        address: packet.destination,
-        port: packet.ports[1],
-        state: 0,
-        service: work.backend.service,
-        client_port: packet.ports[0],
-        padding: 0,
-        payer: vni,
-    };
+    work.entry = ConnectionEntry::back(packet, vni, work.backend.service, vni, now());
     let mut made = lead_back(work, vni);
     for attempt in 1..ATTEMPTS {
         // SCTP's ports are in a checksum that only the ends can compute.
@@ -459,16 +448,7 @@ fn make(packet: &IpPacket, work: &mut Work, vni: u32) -> Result<(), Counter> {
         Made::Collision => return Err(Counter::ServiceCollision),
         Made::NoRoom => return Err(Counter::FrontNoRoom),
     }
-    work.entry.address = work.to.destination;
-    work.entry.port = work.to.ports[1];
-    work.entry.client_port = work.to.ports[0];
-    work.entry.state = work.signal.state;
-    work.entry.index = work.backend.index;
-    if CONNECTIONS
-        .insert(&work.key, &work.entry, u64::from(BPF_ANY))
-        .is_err()
-    {
-        let _ = CONNECTIONS.remove(&work.reverse);
+    if !lead_on(work, work.backend.index) {
         return Err(Counter::FrontNoRoom);
     }
     take_share_of_vpc(work, vni);
@@ -514,7 +494,7 @@ fn is_over(work: &mut Work, back: &ConnectionEntry, vni: u32) -> bool {
         // Another CPU may be about to write it.
         return now().wrapping_sub(back.time) >= MAKING;
     };
-    let is_over = (there.state | back.state) & RESET != 0 || there.state & back.state & FINISHED != 0;
+    let is_over = has_ended(there.state, back.state);
     if is_over && CONNECTIONS.remove(&work.other).is_ok() {
         give_share_of_vpc(work, vni);
     }
@@ -528,14 +508,14 @@ pub fn is_answer<F: Frame>(frame: &F, attachment: &AttachmentEntry, packet: &IpP
     let (Some(work), true) = (Work::get(), packet.has_ports()) else {
         return false;
     };
-    let word: Option<[u16; 1]> = inner::transport(frame, packet, SIGNAL);
+    let word: Option<[u16; 1]> = inner::transport(frame, packet, Signal::OFFSET);
     let [word] = word.unwrap_or_default();
     // SAFETY: this function's only reference to either, and the call ends before one is used again.
     unsafe { front_answers(packet, work, attachment.vni, word.into()) != 0 }
 }
 
-/// Does what [`is_answer`] does. `word`: the two bytes of the transport header at [`SIGNAL`]. A global function, see
-/// `main`.
+/// Does what [`is_answer`] does. `word`: the two bytes of the transport header at [`Signal::OFFSET`]. A global
+/// function, see `main`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 unsafe extern "C" fn front_answers(packet: *const IpPacket, work: *mut Work, vni: u32, word: u32) -> u32 {
@@ -548,7 +528,7 @@ unsafe extern "C" fn front_answers(packet: *const IpPacket, work: *mut Work, vni
 
 #[inline(always)]
 fn answers(packet: &IpPacket, work: &mut Work, vni: u32, word: u16) -> Option<()> {
-    let signal = read(packet.protocol, word);
+    let signal = Signal::read(packet.protocol, word);
     if signal.opens {
         return None;
     }
@@ -589,9 +569,6 @@ const fn ethertype(packet: &IpPacket) -> u16 {
     }
 }
 
-/// Bytes before the two of a transport header that say what it means for its connection.
-const SIGNAL: usize = 12;
-
 /// Returns the meaning of the transport header of a packet whose IP header lies at `offset`.
 #[inline(always)]
 fn signal(frame: &TcFrame, packet: &IpPacket, offset: u32) -> Result<Signal, Counter> {
@@ -604,18 +581,7 @@ fn signal(frame: &TcFrame, packet: &IpPacket, offset: u32) -> Result<Signal, Cou
         ipv4::LENGTH
     };
     let word: [u16; 1] = frame
-        .load_far(offset + (header + SIGNAL) as u32)
+        .load_far(offset + (header + Signal::OFFSET) as u32)
         .ok_or(Counter::Truncated)?;
-    Ok(read(packet.protocol, word[0]))
-}
-
-/// Reads the two bytes at [`SIGNAL`].
-#[inline(always)]
-fn read(protocol: u8, word: u16) -> Signal {
-    let [first, second] = word.to_ne_bytes();
-    match protocol {
-        ipv4::UDP => Signal::DATAGRAM,
-        ipv4::TCP => Signal::of_tcp(second),
-        _ => Signal::of_sctp(first),
-    }
+    Ok(Signal::read(packet.protocol, word[0]))
 }

@@ -14,10 +14,13 @@ const UNIT: u32 = 30;
 
 #[inline(always)]
 fn gate(interface: u32) -> Option<&'static mut GatesEntry> {
+    gate_at(gate_of(interface))
+}
+
+#[inline(always)]
+fn gate_at(index: u32) -> Option<&'static mut GatesEntry> {
     // SAFETY: words of an array's element, which stays.
-    GATES
-        .get_ptr_mut(gate_of(interface))
-        .map(|gate| unsafe { &mut *gate })
+    GATES.get_ptr_mut(index).map(|gate| unsafe { &mut *gate })
 }
 
 /// Whether the interface's endpoint ever had a connection to a service, or something pending.
@@ -37,9 +40,8 @@ pub fn is_open_for_fronts(interface: u32) -> bool {
 pub fn open_for_fronts(interface: u32) {
     if let Some(gate) = gate(interface).filter(|gate| gate.fronts == 0) {
         gate.fronts = 1;
-        if let Some(any) = GATES.get_ptr_mut(GATE_OF_ANY) {
-            // SAFETY: a word of an array's element, which stays.
-            unsafe { (*any).fronts = 1 };
+        if let Some(any) = gate_at(GATE_OF_ANY) {
+            any.fronts = 1;
         }
     }
 }
@@ -53,9 +55,8 @@ pub fn open(interface: u32, pending_until: u64) {
     };
     if gate.services == 0 {
         gate.services = 1;
-        if let Some(any) = GATES.get_ptr_mut(GATE_OF_ANY) {
-            // SAFETY: a word of an array's element, which stays.
-            unsafe { (*any).services = 1 };
+        if let Some(any) = gate_at(GATE_OF_ANY) {
+            any.services = 1;
         }
     }
     let until = (pending_until >> UNIT) as u32;

@@ -90,11 +90,6 @@ pub fn signal<F: Frame>(frame: &F, packet: &IpPacket) -> Result<Signal, Counter>
     if packet.protocol == ipv4::UDP {
         return Ok(Signal::DATAGRAM);
     }
-    let word: [u16; 1] = transport(frame, packet, 12).ok_or(Counter::Truncated)?;
-    let [first, second] = word[0].to_ne_bytes();
-    Ok(if packet.protocol == ipv4::TCP {
-        Signal::of_tcp(second)
-    } else {
-        Signal::of_sctp(first)
-    })
+    let [word] = transport(frame, packet, Signal::OFFSET).ok_or(Counter::Truncated)?;
+    Ok(Signal::read(packet.protocol, word))
 }

@@ -541,13 +541,9 @@ fn fragment(frame: &TcFrame, packet: &IpPacket, offset: u32, case: &mut Case) ->
 fn transport_of<F: Frame>(frame: &F, packet: &IpPacket, offset: u32, case: &mut Case) -> Result<(), Counter> {
     match packet.protocol {
         ipv4::TCP | ipv4::SCTP => {
-            let word: [u16; 1] = frame.load_far(offset + 12).ok_or(Counter::Truncated)?;
-            let [first, second] = word[0].to_ne_bytes();
-            case.signal = if packet.protocol == ipv4::TCP {
-                Signal::of_tcp(second)
-            } else {
-                Signal::of_sctp(first)
-            };
+            let at = offset + Signal::OFFSET as u32;
+            let [word] = frame.load_far(at).ok_or(Counter::Truncated)?;
+            case.signal = Signal::read(packet.protocol, word);
         }
         protocol if protocol == icmp::protocol(packet.is_v6()) => {
             let word: [u16; 1] = frame.load_far(offset).ok_or(Counter::Truncated)?;

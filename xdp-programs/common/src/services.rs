@@ -6,7 +6,7 @@
 use core::mem::offset_of;
 
 use crate::{
-    packet::{flow, ip::IpPacket},
+    packet::{flow, ip::IpPacket, ipv4},
     tables::{Address, DropletAddress},
 };
 
@@ -135,7 +135,7 @@ pub struct ConnectionEntry {
     pub address: Address,
     /// The port of the other side, network order.
     pub port: u16,
-    /// The packets that this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`].
+    /// The packets that this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`], [`CONFIRMED`].
     pub state: u16,
     pub service: u32,
     /// The client's port at the other side, network order: in a forward entry the port that the backend sees, else the
@@ -145,6 +145,25 @@ pub struct ConnectionEntry {
     /// The VNI of the VPC in whose share the entry counts: the key's VNI, or for packets that the node sends on, that
     /// of the pod's VPC.
     pub payer: u32,
+}
+
+impl ConnectionEntry {
+    /// Returns the entry that leads back to the client of a packet to a service or front.
+    #[inline(always)]
+    pub const fn back(packet: &IpPacket, vni: u32, service: u32, payer: u32, time: u64) -> Self {
+        Self {
+            vni,
+            index: NO_INDEX,
+            time,
+            address: packet.destination,
+            port: packet.ports[1],
+            state: 0,
+            service,
+            client_port: packet.ports[0],
+            padding: 0,
+            payer,
+        }
+    }
 }
 
 /// Key of AFFINITY.
@@ -341,9 +360,23 @@ pub struct Signal {
 }
 
 impl Signal {
+    /// Where the two bytes of a transport header lie that [`Self::read`] reads.
+    pub const OFFSET: usize = 12;
+
+    /// Reads the two bytes of a transport header at [`Self::OFFSET`], as they are in memory.
+    #[inline(always)]
+    pub const fn read(protocol: u8, word: u16) -> Self {
+        let [first, second] = word.to_ne_bytes();
+        match protocol {
+            ipv4::UDP => Self::DATAGRAM,
+            ipv4::TCP => Self::of_tcp(second),
+            _ => Self::of_sctp(first),
+        }
+    }
+
     /// Returns the signal of TCP's byte of flags.
     #[inline(always)]
-    pub const fn of_tcp(flags: u8) -> Self {
+    const fn of_tcp(flags: u8) -> Self {
         let (finishes, resets) = (flags & 1 != 0, flags & 4 != 0);
         Self {
             opens: flags & 0x16 == 0x02,
@@ -355,7 +388,7 @@ impl Signal {
 
     /// Returns the signal of an SCTP packet's first chunk (RFC 9260 section 3.2).
     #[inline(always)]
-    pub const fn of_sctp(chunk: u8) -> Self {
+    const fn of_sctp(chunk: u8) -> Self {
         let state = match chunk {
             6 => RESET,
             7 | 8 | 14 => FINISHED,
@@ -381,14 +414,19 @@ impl Signal {
 /// Whether a protocol has connections, by which a receiver itself knows whose an answer is.
 #[inline(always)]
 pub const fn has_connections(protocol: u8) -> bool {
-    use crate::packet::ipv4::{SCTP, TCP};
-    matches!(protocol, TCP | SCTP)
+    matches!(protocol, ipv4::TCP | ipv4::SCTP)
+}
+
+/// Whether both sides ended a connection, or one of them reset it. `forward`, `reverse`: the states of both directions.
+#[inline(always)]
+pub const fn has_ended(forward: u16, reverse: u16) -> bool {
+    (forward | reverse) & RESET != 0 || forward & reverse & FINISHED != 0
 }
 
 /// Returns how long an entry is left unwritten while nothing but time changes, ns: a small part of its least life.
 #[inline(always)]
 pub const fn refresh(protocol: u8) -> u64 {
-    if protocol == crate::packet::ipv4::UDP {
+    if protocol == ipv4::UDP {
         5_000_000_000
     } else {
         10_000_000_000

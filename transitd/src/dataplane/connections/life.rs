@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thuban_common::packet::ipv4::UDP;
 use thuban_common::policy::{ANSWERED_LIFE, FlowEntry};
-use thuban_common::services::{FINISHED, RESET, SEEN, has_connections};
+use thuban_common::services::{FINISHED, SEEN, has_connections, has_ended};
 
 /// The life of a TCP or SCTP connection of which both sides were heard: as long as in Linux's conntrack.
 const ESTABLISHED: Duration = Duration::from_hours(120);
@@ -54,7 +54,7 @@ pub fn life(seen: &Seen) -> Duration {
             (true, false) => UNANSWERED_DATAGRAM,
         };
     }
-    let is_ended = either & RESET != 0 || seen.forward & seen.reverse & FINISHED != 0;
+    let is_ended = has_ended(seen.forward, seen.reverse);
     let usual = if is_ended && seen.is_crowding {
         ENDED_IN_A_CROWD
     } else if !is_answered || is_ended {
@@ -94,6 +94,8 @@ pub fn life_of_flow(protocol: u8, entry: &FlowEntry, is_crowding: bool) -> Durat
 
 #[cfg(test)]
 mod tests {
+    use thuban_common::services::RESET;
+
     use super::*;
 
     fn lives(protocol: u8, forward: u16, reverse: u16, has_backend: bool) -> u64 {
