@@ -70,25 +70,26 @@ fn services(reply: ServedReply) -> BTreeSet<(IpAddr, String)> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr};
+
     use super::*;
 
     #[test]
     fn addresses_of_both_families_are_read() {
-        let v4: IpAddr = "192.0.2.1".parse().unwrap();
-        let v6: IpAddr = "2001:db8::1".parse().unwrap();
+        let v4 = Ipv4Addr::new(192, 0, 2, 1);
+        let v6 = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
         let served = |address: Vec<u8>| ServedAddress {
             address,
             service: "red/web".into(),
         };
-        let octets = v6.to_string().parse::<std::net::Ipv6Addr>().unwrap().octets();
         let reply = ServedReply {
             served: vec![
-                served(vec![192, 0, 2, 1]),
+                served(v4.octets().to_vec()),
                 served(vec![1]),
-                served(octets.to_vec()),
+                served(v6.octets().to_vec()),
             ],
         };
-        let both = [v4, v6].map(|address| (address, "red/web".to_owned()));
+        let both = [IpAddr::from(v4), IpAddr::from(v6)].map(|address| (address, "red/web".to_owned()));
         assert_eq!(services(reply), both.into());
     }
 }

@@ -176,8 +176,11 @@ fn a_front_sends_packets_as_they_are_to_the_backends_droplet() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn the_backends_droplet_translates_and_the_answer_is_the_fronts() -> Result<()> {
+/// Runs a check for each protocol and family, with a front whose backend is here: the client's packet, and the same as
+/// the backend gets it.
+fn each_request_of_a_backend_here(
+    check: impl Fn(&mut World, &Segment, &Segment) -> Result<()>,
+) -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = World::new()?;
         serve(
@@ -192,54 +195,45 @@ fn the_backends_droplet_translates_and_the_answer_is_the_fronts() -> Result<()> 
             (request6(protocol), HERE_BACKEND6),
         ] {
             asked.has_sum = has_sum;
-            let there = asked.sent_to((backend, port));
-            let at_xdp = world.run(Role::Transit, Hook::Xdp, &fronted(SECOND, 100, &asked))?;
-            ensure_passed(&at_xdp, &fronted(SECOND, 100, &asked), Hook::Xdp)?;
-            for _ in 0..2 {
-                let outcome = arrive(&mut world, SECOND, 100, &asked)?;
-                ensure_delivered(&outcome, &there, BOUNCED.mac())?;
-                ensure!(
-                    outcome.counted.keys().eq([&Counter::FrontDelivered.name()]),
-                    "{:?}",
-                    outcome.counted
-                );
-            }
-            let answer = there.answer(BOUNCED.mac());
-            let at_xdp = world.run(Role::Agent(BOUNCED.index), Hook::Xdp, &answer.bytes())?;
-            ensure_passed(&at_xdp, &answer.bytes(), Hook::Xdp)?;
-            let outcome = send(&mut world, BOUNCED.index, &answer)?;
-            ensure_left(&outcome, &answer.sent_from((asked.to.0, 443)))?;
+            check(&mut world, &asked, &asked.sent_to((backend, port)))
+                .with_context(|| format!("{protocol} at {backend}"))?;
         }
     }
     Ok(())
 }
 
 #[test]
-fn a_front_delivers_to_a_backend_of_its_own_droplet() -> Result<()> {
-    for (protocol, port, has_sum) in PROTOCOLS {
-        let mut world = World::new()?;
-        serve(
-            &mut world,
-            protocol,
-            (HERE_BACKEND, port),
-            (HERE_BACKEND6, port),
-            HERE,
-        )?;
-        for (mut asked, backend) in [
-            (request(protocol), HERE_BACKEND),
-            (request6(protocol), HERE_BACKEND6),
-        ] {
-            asked.has_sum = has_sum;
-            let at_xdp = world.run(Role::Transit, Hook::Xdp, &outside(&asked))?;
-            ensure_passed(&at_xdp, &outside(&asked), Hook::Xdp)?;
-            let there = asked.sent_to((backend, port));
-            ensure_delivered(&ask(&mut world, &asked)?, &there, BOUNCED.mac())?;
-            let answer = there.answer(BOUNCED.mac());
-            let outcome = send(&mut world, BOUNCED.index, &answer)?;
-            ensure_left(&outcome, &answer.sent_from((asked.to.0, 443)))?;
+fn the_backends_droplet_translates_and_the_answer_is_the_fronts() -> Result<()> {
+    each_request_of_a_backend_here(|world, asked, there| {
+        let at_xdp = world.run(Role::Transit, Hook::Xdp, &fronted(SECOND, 100, asked))?;
+        ensure_passed(&at_xdp, &fronted(SECOND, 100, asked), Hook::Xdp)?;
+        for _ in 0..2 {
+            let outcome = arrive(world, SECOND, 100, asked)?;
+            ensure_delivered(&outcome, there, BOUNCED.mac())?;
+            ensure!(
+                outcome.counted.keys().eq([&Counter::FrontDelivered.name()]),
+                "{:?}",
+                outcome.counted
+            );
         }
-    }
-    Ok(())
+        let answer = there.answer(BOUNCED.mac());
+        let at_xdp = world.run(Role::Agent(BOUNCED.index), Hook::Xdp, &answer.bytes())?;
+        ensure_passed(&at_xdp, &answer.bytes(), Hook::Xdp)?;
+        let outcome = send(world, BOUNCED.index, &answer)?;
+        ensure_left(&outcome, &answer.sent_from((asked.to.0, 443)))
+    })
+}
+
+#[test]
+fn a_front_delivers_to_a_backend_of_its_own_droplet() -> Result<()> {
+    each_request_of_a_backend_here(|world, asked, there| {
+        let at_xdp = world.run(Role::Transit, Hook::Xdp, &outside(asked))?;
+        ensure_passed(&at_xdp, &outside(asked), Hook::Xdp)?;
+        ensure_delivered(&ask(world, asked)?, there, BOUNCED.mac())?;
+        let answer = there.answer(BOUNCED.mac());
+        let outcome = send(world, BOUNCED.index, &answer)?;
+        ensure_left(&outcome, &answer.sent_from((asked.to.0, 443)))
+    })
 }
 
 #[test]

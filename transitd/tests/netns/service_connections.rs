@@ -50,7 +50,16 @@ fn now() -> u64 {
 /// Returns the keys of both entries of a connection.
 fn keys(vni: u32, protocol: u8, client: u8, port: u16, backend: u8) -> [ConnectionKey; 2] {
     let (to, at) = (80_u16.to_be(), 8080_u16.to_be());
-    let key = |direction, source, destination, ports| ConnectionKey {
+    let key = key(vni, protocol);
+    [
+        key(FORWARD, address(client), service(), [port, to]),
+        key(REVERSE, address(backend), address(client), [at, port]),
+    ]
+}
+
+/// Returns what makes a key of a direction, a source, a destination, and ports.
+fn key(vni: u32, protocol: u8) -> impl Fn(u8, Address, Address, [u16; 2]) -> ConnectionKey {
+    move |direction, source, destination, ports| ConnectionKey {
         vni,
         ports,
         source,
@@ -58,11 +67,7 @@ fn keys(vni: u32, protocol: u8, client: u8, port: u16, backend: u8) -> [Connecti
         protocol,
         direction,
         padding: 0,
-    };
-    [
-        key(FORWARD, address(client), service(), [port, to]),
-        key(REVERSE, address(backend), address(client), [at, port]),
-    ]
+    }
 }
 
 struct World {
@@ -180,15 +185,7 @@ fn arrive(world: &World, protocol: u8, port: u16, state: u16, age: u64) {
     let front = Ipv4Addr::new(203, 0, 113, 1).to_ipv6_mapped().octets();
     // The backend sees the client by another port.
     let (to, at, seen) = (443_u16.to_be(), 8080_u16.to_be(), port + 1);
-    let key = |direction, source, destination, ports| ConnectionKey {
-        vni: 7,
-        ports,
-        source,
-        destination,
-        protocol,
-        direction,
-        padding: 0,
-    };
+    let key = key(7, protocol);
     let entry = |address, port, client_port, state| ConnectionEntry {
         vni: 7,
         index: 0,
