@@ -19,7 +19,7 @@ use thuban_common::{
     services::{CONNECTIONS_CAPACITY, QUOTA_SHARED},
     tables::{
         ConfigEntry, DropletAddress, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MAX_MEMBERS, Members,
-        OnLinkEntry, RemoteRow, SubnetEntry, SubnetKey,
+        OnLinkEntry, RemoteRow, SOURCE_FRONT_BITS, SourceEntry, SourceKey, SubnetEntry, SubnetKey,
     },
 };
 use transitd::dataplane::{filter, loader::verified, sk_buff};
@@ -255,6 +255,14 @@ impl Programs {
         };
         trie.insert(&Key::new(before + prefix, data), entry, 0)
             .context("inserting into SUBNETS")
+    }
+
+    /// Writes a row of `SOURCE_RANGES`; `prefix` counts bits of the client's address.
+    pub fn insert_source(&mut self, key: SourceKey, prefix: u32, entry: SourceEntry) -> Result<()> {
+        let map = self.ebpf.map_mut("SOURCE_RANGES").context("SOURCE_RANGES")?;
+        let mut trie: LpmTrie<_, SourceKey, SourceEntry> = map.try_into()?;
+        trie.insert(&Key::new(SOURCE_FRONT_BITS + prefix, key), entry, 0)
+            .context("inserting into SOURCE_RANGES")
     }
 
     /// Returns a counter, summed over CPUs.

@@ -208,6 +208,7 @@ pub fn exposed() -> Exposed {
         addresses: [Ipv4Addr::new(192, 0, 2, 1).into()].into(),
         health_port: Some(30100),
         service: "red/web".into(),
+        clients: Some(["198.51.100.0/24".parse().unwrap()].into()),
     }
 }
 
@@ -222,6 +223,7 @@ pub fn front() -> Front {
             affinity: 10_800,
             backends: [(backend(5), underlay(1)), (backend(6), underlay(2))].into(),
         }],
+        clients: Some(["198.51.100.0/24".parse().unwrap()].into()),
     }
 }
 

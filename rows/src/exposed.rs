@@ -4,9 +4,11 @@
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
 use thuban_proto::transit::{self as proto, ExposedRow, ServiceBackend};
 
+use crate::clients;
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow, invalid};
 use crate::service::{Backend, MAX_PORTS, affinity, backends, number, protocol, service_address};
@@ -24,6 +26,8 @@ pub struct Exposed {
     pub health_port: Option<u16>,
     /// The service as `namespace/name`, told at the health port.
     pub service: String,
+    /// The clients that may send to the addresses, at most [`MAX_CLIENTS`](crate::MAX_CLIENTS) ranges; none: all.
+    pub clients: Option<BTreeSet<IpNet>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,6 +126,7 @@ impl TryFrom<ExposedRow> for Exposed {
             addresses: addresses.collect::<Result<_, _>>()?,
             health_port: health_port.transpose()?,
             service: row.service,
+            clients: clients::read(address, row.clients)?,
         })
     }
 }
@@ -136,6 +141,7 @@ impl From<&Exposed> for ExposedRow {
             addresses: addresses.collect(),
             health_port: row.health_port.unwrap_or_default().into(),
             service: row.service.clone(),
+            clients: clients::write(row.clients.as_ref()),
         }
     }
 }

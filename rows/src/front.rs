@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
 use thuban_proto::transit::{self as proto, FrontBackend, FrontRow};
 
+use crate::clients;
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow, invalid};
 use crate::service::{
@@ -19,6 +21,8 @@ pub struct Front {
     pub address: IpAddr,
     /// The ports of the front: at most [`MAX_PORTS`], no two with the same protocol and port.
     pub ports: Vec<FrontPort>,
+    /// The clients that may send, at most [`MAX_CLIENTS`](crate::MAX_CLIENTS) ranges; none: all clients.
+    pub clients: Option<BTreeSet<IpNet>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,7 +50,12 @@ impl TryFrom<FrontRow> for Front {
         if different.len() != ports.len() {
             return Err(invalid("front.ports", "no two with the same protocol and port"));
         }
-        Ok(Self { vni, address, ports })
+        Ok(Self {
+            vni,
+            address,
+            ports,
+            clients: clients::read(address, row.clients)?,
+        })
     }
 }
 
@@ -72,6 +81,7 @@ impl From<&Front> for FrontRow {
             vni: row.vni.get(),
             address: fields::octets(row.address),
             ports: row.ports.iter().map(proto::FrontPort::from).collect(),
+            clients: clients::write(row.clients.as_ref()),
         }
     }
 }

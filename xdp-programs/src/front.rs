@@ -20,7 +20,7 @@ use thuban_common::{
     },
     policy::{STAMP_FRONT, Stamp},
     services::{
-        ARRIVING, BackendKey, CONFIRMED, ConnectionEntry, FINISHED, FRONTS, LEAVING, RESET, ServiceKey,
+        ARRIVING, BackendKey, CONFIRMED, ConnectionEntry, FINISHED, FRONTS, LEAVING, RESET, SEEN, ServiceKey,
         Signal, has_connections, has_ended,
     },
     tables::{
@@ -78,6 +78,9 @@ pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observ
     };
     observed.vni = work.home.vni;
     observed.stamp = STAMP;
+    if !admits(&observed.packet, observed.vni) {
+        return Err(Counter::OutOfSourceRanges);
+    }
     if work.home.droplet == config.droplet {
         return match frame.tc() {
             Some(tc) => deliver_here(tc, config, observed),
@@ -85,6 +88,12 @@ pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observ
         };
     }
     send(frame, config, observed)
+}
+
+/// Whether the packet's client may send to the front.
+#[inline(never)]
+fn admits(packet: &IpPacket, vni: u32) -> bool {
+    maps::admits(vni, packet.destination, packet.source)
 }
 
 /// Whether a packet is for a front with a backend, which [`Work::home`] has then.
@@ -380,17 +389,32 @@ fn connection(work: &mut Work, vni: u32) -> bool {
     let Some(backend) = maps::other_side(entry, vni) else {
         return false;
     };
-    if !maps::rows(&maps::key(vni, backend.address)).is_here() {
+    if !is_endpoint_here(vni, backend.address) {
         return false;
     }
     work.to.destination = backend.address;
     work.to.ports = [backend.client_port, backend.port];
-    connections::touch(entry, &work.signal, work.key.protocol);
+    touch(entry, work);
     true
 }
 
-/// Whether a packet that may begin a connection is of one to the chosen backend that neither side has ended. Any other
-/// connection is forgotten.
+#[inline(always)]
+fn is_endpoint_here(vni: u32, address: Address) -> bool {
+    maps::rows(&maps::key(vni, address)).is_here()
+}
+
+/// Notes a client's packet. One that comes after a reset shows that somebody else sent the reset.
+#[inline(always)]
+fn touch(entry: &mut ConnectionEntry, work: &Work) {
+    if work.signal.state & RESET == 0 {
+        entry.state &= !RESET;
+    }
+    connections::touch(entry, &work.signal, work.key.protocol);
+}
+
+/// Whether a packet that may begin a connection is of one to the chosen backend that neither side has ended, or of any
+/// one that lives: whoever claims to be the client ends nothing. A client that begins anew is reset by the old backend.
+/// Any other connection is forgotten.
 #[inline(always)]
 fn goes_on(work: &mut Work, vni: u32) -> bool {
     let Some(entry) = maps::connection(&work.key) else {
@@ -402,9 +426,16 @@ fn goes_on(work: &mut Work, vni: u32) -> bool {
     set_leaving(work, &backend.address, [backend.port, backend.client_port]);
     let back = maps::connection(&work.reverse).map_or(0, |back| back.state);
     let is_same = work.to.destination == backend.address && work.to.ports[1] == backend.port;
-    if is_same && (entry.state | back) & (FINISHED | RESET) == 0 {
-        work.to.ports[0] = backend.client_port;
-        connections::touch(entry, &work.signal, work.key.protocol);
+    let goes_on = if is_same {
+        (entry.state | back) & (FINISHED | RESET) == 0
+    } else {
+        let is_answered = entry.state & CONFIRMED != 0 && back & SEEN != 0;
+        is_answered && !has_ended(entry.state & !RESET, back) && is_endpoint_here(vni, backend.address)
+    };
+    if goes_on {
+        work.to.destination = backend.address;
+        work.to.ports = [backend.client_port, backend.port];
+        touch(entry, work);
         return true;
     }
     // A missing entry is as good: then who removed it gave its share back.
@@ -494,7 +525,8 @@ fn is_over(work: &mut Work, back: &ConnectionEntry, vni: u32) -> bool {
         // Another CPU may be about to write it.
         return now().wrapping_sub(back.time) >= MAKING;
     };
-    let is_over = has_ended(there.state, back.state);
+    // A backend that was reset says so itself, and whoever claims to be the client resets nothing.
+    let is_over = has_ended(there.state & !RESET, back.state);
     if is_over && CONNECTIONS.remove(&work.other).is_ok() {
         give_share_of_vpc(work, vni);
     }
@@ -528,9 +560,12 @@ unsafe extern "C" fn front_answers(packet: *const IpPacket, work: *mut Work, vni
 
 #[inline(always)]
 fn answers(packet: &IpPacket, work: &mut Work, vni: u32, word: u16) -> Option<()> {
-    let signal = Signal::read(packet.protocol, word);
+    let mut signal = Signal::read(packet.protocol, word);
     if signal.opens {
         return None;
+    }
+    if signal.confirms {
+        signal.state |= CONFIRMED;
     }
     work.set_key(vni, packet, LEAVING);
     let entry = maps::connection(&work.key)?;

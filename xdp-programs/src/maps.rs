@@ -42,7 +42,8 @@ use thuban_common::{
     tables::{
         Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry,
         ENDPOINTS_CAPACITY, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MISSES_CAPACITY, Members,
-        MissEntry, NO_DROPLET, OnLinkEntry, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, VpcEntry,
+        MissEntry, NO_DROPLET, OnLinkEntry, PathMtuEntry, ProbeEntry, SOURCE_FRONT_BITS, SourceEntry,
+        SourceKey, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -55,6 +56,8 @@ static ENDPOINTS: HashMap<EndpointKey, EndpointEntry> =
     HashMap::with_max_entries(ENDPOINTS_CAPACITY, BPF_F_NO_PREALLOC);
 #[map]
 static SUBNETS: LpmTrie<SubnetKey, SubnetEntry> = LpmTrie::with_max_entries(65536, BPF_F_NO_PREALLOC);
+#[map]
+static SOURCE_RANGES: LpmTrie<SourceKey, SourceEntry> = LpmTrie::with_max_entries(262_144, BPF_F_NO_PREALLOC);
 #[map]
 static VPCS: HashMap<u32, VpcEntry> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
 #[map]
@@ -139,7 +142,6 @@ static ON_LINK: Array<OnLinkEntry> = Array::with_max_entries(1, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 
-/// Whether the uplink reaches a droplet without a gateway.
 /// The running kernel's layout, which the loader writes.
 #[unsafe(no_mangle)]
 static SKB_LAYOUT: SkbLayout = SkbLayout::UNKNOWN;
@@ -302,6 +304,18 @@ pub fn subnet(vni: u32, address: Address) -> Option<&'static SubnetEntry> {
             address,
         },
     ))
+}
+
+/// Whether a client may send to a front.
+#[inline(always)]
+pub fn admits(vni: u32, front: Address, client: Address) -> bool {
+    let key = SourceKey {
+        vni: vni.to_be_bytes(),
+        front,
+        client,
+    };
+    let entry = SOURCE_RANGES.get(Key::new(SOURCE_FRONT_BITS + 128, key));
+    entry.is_none_or(|entry| entry.admits != 0)
 }
 
 /// A VPC, as its entry said when it was looked up.

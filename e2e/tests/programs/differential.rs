@@ -171,7 +171,7 @@ fn programs_do_what_their_model_does() -> Result<()> {
 
 /// Counters that no frame raises: events, failures of the world around, services and fronts, of which this world has
 /// none, what it denies to nobody, rates, which it limits for nobody, and what only packet sockets can ask of a NIC.
-const UNREACHABLE: [&str; 21] = [
+const UNREACHABLE: [&str; 22] = [
     "checksum_misplaced",
     "rate_exceeded",
     "direct_wanted",
@@ -193,4 +193,5 @@ const UNREACHABLE: [&str; 21] = [
     "front_delivered",
     "front_answered",
     "front_no_room",
+    "out_of_source_ranges",
 ];

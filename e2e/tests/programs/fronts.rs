@@ -11,7 +11,7 @@ use thuban_common::{
         ALL_CONNECTIONS, ARRIVING, CONFIRMED, CONNECTIONS_CAPACITY, ConnectionEntry, ConnectionKey, FRONTS,
         QUOTA_HELD, QUOTA_RESERVE, SEEN,
     },
-    tables::{EndpointKey, SUBNET_CLOSED, SubnetEntry},
+    tables::{EndpointKey, SUBNET_CLOSED, SourceEntry, SourceKey, SubnetEntry},
 };
 use thuban_e2e::{
     programs::{address, key, members},
@@ -344,6 +344,45 @@ fn only_rows_of_the_backends_own_droplet_let_a_client_in() -> Result<()> {
 }
 
 #[test]
+fn only_clients_in_source_ranges_are_taken() -> Result<()> {
+    for (front, asked) in [(FRONT, request(TCP)), (FRONT6, request6(TCP))] {
+        let mut world = World::new()?;
+        serve(&mut world, TCP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+        let key = |vni: u32, client| SourceKey {
+            vni: vni.to_be_bytes(),
+            front: address(front),
+            client: address(client),
+        };
+        let nobody = SourceEntry { admits: 0 };
+        // What is said of another VPC's front of the address is nothing to this one.
+        world.programs.insert_source(key(101, front), 0, nobody)?;
+        ensure_fronted(&ask(&mut world, &asked)?, &asked, SECOND, 100)?;
+        world.programs.insert_source(key(100, front), 0, nobody)?;
+        for hook in [Hook::Tc, Hook::Xdp] {
+            let outcome = world.run(Role::Transit, hook, &outside(&asked))?;
+            ensure!(
+                outcome.verdict == if hook == Hook::Tc { 2 } else { 1 },
+                "{}",
+                outcome.verdict
+            );
+            ensure!(outcome.counted.keys().eq([&Counter::OutOfSourceRanges.name()]));
+        }
+        world
+            .programs
+            .insert_source(key(100, asked.from.0), 120, SourceEntry { admits: 1 })?;
+        ensure_fronted(&ask(&mut world, &asked)?, &asked, SECOND, 100)?;
+        let far = if asked.from.0.is_ipv4() {
+            IpAddr::V4(ip(198, 51, 101, 7))
+        } else {
+            IpAddr::V6(ip6(0x198, 1, 7))
+        };
+        let other = asked.sent_from((far, 40000));
+        ensure_dropped(&ask(&mut world, &other)?, Counter::OutOfSourceRanges)?;
+    }
+    Ok(())
+}
+
+#[test]
 fn a_client_in_a_closed_range_is_outside() -> Result<()> {
     let mut world = World::new()?;
     serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
@@ -589,6 +628,42 @@ fn a_client_that_begins_anew_gets_a_connection_of_its_own() -> Result<()> {
     ensure_delivered(&outcome, &reset.sent_to((HERE_BACKEND, 9090)), BOUNCED.mac())?;
     ensure!(arriving(&world, &reset).is_err());
     Ok(())
+}
+
+#[test]
+fn nobody_else_ends_a_clients_connection() -> Result<()> {
+    let mut world = World::new()?;
+    let backends = |port: u16| [(HERE_BACKEND, port, HERE)];
+    front(1, FRONT, TCP).by_fronts(&mut world.programs, 100, &backends(8080))?;
+    let (opens, goes_on) = (request(TCP), request(TCP).with_flags(GOES_ON));
+    let old = |segment: &Segment| segment.sent_to((HERE_BACKEND, 8080));
+    let answer = old(&opens).answer(BOUNCED.mac());
+    arrive(&mut world, SECOND, 100, &opens)?;
+    send(&mut world, BOUNCED.index, &answer)?;
+    arrive(&mut world, SECOND, 100, &goes_on)?;
+    front(1, FRONT, TCP).by_fronts(&mut world.programs, 100, &backends(9090))?;
+    // Somebody who claims to be the client opens and resets: the connection's own backend decides what that means.
+    let reset = opens.clone().with_flags(0x04);
+    for segment in [&opens, &reset, &opens, &goes_on] {
+        let outcome = arrive(&mut world, SECOND, 100, segment)?;
+        ensure_delivered(&outcome, &old(segment), BOUNCED.mac())?;
+    }
+    ensure!(
+        arriving(&world, &opens)?.state == SEEN | CONFIRMED,
+        "it goes on after the reset"
+    );
+    // By another front with the same backend's port nobody takes the client's port away.
+    let other = IpAddr::V4(ip(203, 0, 113, 81));
+    front(2, other, TCP).by_fronts(&mut world.programs, 100, &backends(8080))?;
+    arrive(&mut world, SECOND, 100, &reset)?;
+    let outcome = arrive(&mut world, SECOND, 100, &opens.sent_to((other, 443)))?;
+    ensure!(port_of(&outcome) >= 61000);
+    let outcome = arrive(&mut world, SECOND, 100, &goes_on)?;
+    ensure_delivered(&outcome, &old(&goes_on), BOUNCED.mac())?;
+    // Once the backend has reset it, a new one gets a backend that the front has.
+    send(&mut world, BOUNCED.index, &answer.with_flags(0x14))?;
+    let outcome = arrive(&mut world, SECOND, 100, &opens)?;
+    ensure_delivered(&outcome, &opens.sent_to((HERE_BACKEND, 9090)), BOUNCED.mac())
 }
 
 #[test]

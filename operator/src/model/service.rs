@@ -1,13 +1,15 @@
 //! Services and their EndpointSlices, reduced to the fields that are read: the whole types are many times as large, and
 //! a cluster has a slice for each hundred backends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
 use thuban_api::FRONT_CONDITION;
+use thuban_rows::MAX_CLIENTS;
 
 /// Label of a slice: the name of its Service.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -90,8 +92,28 @@ pub struct ServiceSpec {
     pub health_check_node_port: Option<i32>,
     #[serde(rename = "externalIPs")]
     pub external_ips: Option<Vec<String>>,
+    pub load_balancer_source_ranges: Option<Vec<String>>,
     pub session_affinity: Option<String>,
     pub session_affinity_config: Option<AffinityConfig>,
+}
+
+/// Ranges of clients by their family.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Clients {
+    pub v4: BTreeSet<IpNet>,
+    pub v6: BTreeSet<IpNet>,
+}
+
+impl Clients {
+    /// Returns those of an address's family.
+    pub fn of(&self, address: IpAddr) -> &BTreeSet<IpNet> {
+        if address.is_ipv4() { &self.v4 } else { &self.v6 }
+    }
+}
+
+/// Whether a range is of IPv6 addresses that stand for IPv4 addresses: rows have none.
+fn is_mapped(range: &IpNet) -> bool {
+    matches!(range, IpNet::V6(range) if range.addr().to_ipv4_mapped().is_some())
 }
 
 /// A port of a Service, or of a slice.
@@ -180,6 +202,25 @@ impl Service {
         ingress
             .filter_map(|ingress| ingress.ip.as_ref()?.parse().ok())
             .collect()
+    }
+
+    /// Returns the ranges of the clients that may send to load balancers' addresses; none: all clients may. What is no
+    /// range, and what is too much, admits nobody.
+    pub fn clients(&self) -> Option<Clients> {
+        let spec = self.spec.as_ref().filter(|_| self.is_balanced());
+        let texts = spec.and_then(|spec| spec.load_balancer_source_ranges.as_deref());
+        let texts = texts.filter(|texts| !texts.is_empty())?;
+        let ranges = texts.iter().filter_map(|text| text.trim().parse::<IpNet>().ok());
+        let ranges: BTreeSet<IpNet> = ranges.map(|range| range.trunc()).collect();
+        let of = |is_v4| {
+            let own = ranges.iter().filter(|range| range.addr().is_ipv4() == is_v4);
+            let own = own.filter(|range| !is_mapped(range));
+            own.take(MAX_CLIENTS).copied().collect()
+        };
+        Some(Clients {
+            v4: of(true),
+            v6: of(false),
+        })
     }
 
     /// Returns the addresses that are fronts: droplets take their packets at their NICs for any backend.
@@ -289,5 +330,42 @@ impl Backend {
     /// Returns the first address: the others reach the same backend, and kube-proxy doesn't use them either.
     pub fn address(&self) -> Option<IpAddr> {
         self.addresses.first()?.parse().ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn clients_are_told_by_family_and_nonsense_admits_nobody() {
+        let clients = |ranges: &[String]| {
+            let service = json!({
+                "metadata": {},
+                "spec": {"type": "LoadBalancer", "loadBalancerSourceRanges": ranges},
+            });
+            let service: Service = serde_json::from_value(service).unwrap();
+            let texts = |ranges: BTreeSet<IpNet>| ranges.iter().map(ToString::to_string).collect::<Vec<_>>();
+            service
+                .clients()
+                .map(|clients| [texts(clients.v4), texts(clients.v6)])
+        };
+        assert_eq!(clients(&[]), None, "all clients may send");
+        let ranges = [
+            " 198.51.100.7/24 ",
+            "nonsense",
+            "::ffff:198.51.100.0/120",
+            "2001:db8:1::/48",
+        ];
+        let ranges = ranges.map(str::to_owned);
+        assert_eq!(
+            clients(&ranges),
+            Some([vec!["198.51.100.0/24".into()], vec!["2001:db8:1::/48".into()]])
+        );
+        assert_eq!(clients(&ranges[1..3]), Some([vec![], vec![]]), "nobody may");
+        let many: Vec<String> = (0..70).map(|last| format!("198.51.100.{last}/32")).collect();
+        assert_eq!(clients(&many).unwrap()[0].len(), MAX_CLIENTS);
     }
 }

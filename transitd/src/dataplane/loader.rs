@@ -22,12 +22,13 @@ use crate::settings::PinSettings;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 38] = [
+pub const PINNED_MAPS: [&str; 39] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
     "ENDPOINTS",
     "SUBNETS",
+    "SOURCE_RANGES",
     "VPCS",
     "DROPLETS",
     "PROBES",

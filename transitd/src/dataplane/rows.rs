@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 use thuban_common::meter::{METER_OF_VPC, MeterKey};
 use thuban_common::tables::{
     ATTACHMENT_METERED, ATTACHMENT_REJECTS, ATTACHMENT_VPC_METERED, Address, EndpointKey, LOCAL_HAS_POLICY,
-    LOCAL_SHAPED, LoadKey, Members, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE, VPC_DIVIDER_HERE, VPC_EGRESS,
-    VPC_HOST_ACCESS,
+    LOCAL_SHAPED, LoadKey, Members, SOURCE_FRONT_BITS, SUBNET_BOUNCER_HERE, SUBNET_PRIVATE, VPC_DIVIDER_HERE,
+    VPC_EGRESS, VPC_HOST_ACCESS,
 };
 use thuban_rows::PolicyId;
 
@@ -26,12 +26,14 @@ fn key_json(key: &TableKey) -> Value {
             json!({"vni": vni, "address": text(address)})
         }
         TableKey::Subnet { vni, address, prefix } => {
-            let ip = Ipv6Addr::from(*address);
-            let cidr = match ip.to_ipv4_mapped() {
-                Some(ip) => format!("{ip}/{}", prefix.saturating_sub(96)),
-                None => format!("{ip}/{prefix}"),
+            json!({"vni": vni, "cidr": cidr(address, (*prefix).into())})
+        }
+        TableKey::Source { key, prefix } => {
+            let range = match prefix.saturating_sub(SOURCE_FRONT_BITS) {
+                0 => Value::Null,
+                bits => json!(cidr(&key.client, bits)),
             };
-            json!({"vni": vni, "cidr": cidr})
+            json!({"vni": u32::from_be_bytes(key.vni), "address": text(&key.front), "range": range})
         }
         TableKey::Vpc(vni) => json!({"vni": vni}),
         TableKey::Droplet(address) => json!({"droplet": Ipv4Addr::from(*address).to_string()}),
@@ -41,6 +43,14 @@ fn key_json(key: &TableKey) -> Value {
         }) => json!({"vni": id}),
         TableKey::Meter(MeterKey { id, .. }) => json!({"ifindex": id}),
         TableKey::Load(LoadKey { vni, network: id }) => json!({"vni": vni, "network": network(*id)}),
+    }
+}
+
+fn cidr(address: &Address, prefix: u32) -> String {
+    let ip = Ipv6Addr::from(*address);
+    match ip.to_ipv4_mapped() {
+        Some(ip) => format!("{ip}/{}", prefix.saturating_sub(96)),
+        None => format!("{ip}/{prefix}"),
     }
 }
 
@@ -82,6 +92,7 @@ fn entry_json(entry: &TableEntry) -> Value {
             "host_access": e.flags & VPC_HOST_ACCESS != 0,
             "egress": e.flags & VPC_EGRESS != 0,
         }),
+        TableEntry::Source(e) => json!({"admits": e.admits != 0}),
         TableEntry::Meter(rate) => json!({"bytes_per_second": rate}),
         TableEntry::Droplet(_) | TableEntry::Load => json!({}),
     }

@@ -388,8 +388,8 @@ impl Services {
         let old_former = former.clone();
         let mut former_slots = Vec::new();
         if of.vni == FRONTS
-            && !is_same
             && let Some(before) = before.as_ref()
+            && !(is_same && before.hashes_as(&new))
         {
             stale.extend(old_former.iter().map(|old| old.entry));
             former_slots = self.former_slots(before, old_former.as_ref(), &new, &slots)?;
@@ -462,9 +462,11 @@ impl Services {
         slots: &[u16],
     ) -> Result<Vec<u16>, TableError> {
         let mut made = self.read_slots(&before.entry)?;
+        let former = former.filter(|former| former.hashes_as(before));
         let former = former.map(|former| self.read_slots(&former.entry)).transpose()?;
         let former = former.filter(|former| former.len() == made.len());
         if made.len() == slots.len()
+            && before.hashes_as(new)
             && let Some(former) = former
         {
             for ((slot, now), former) in made.iter_mut().zip(slots).zip(former) {
@@ -764,6 +766,11 @@ impl Table {
 
     fn indexes(&self) -> impl Iterator<Item = u32> {
         self.targets.keys().copied()
+    }
+
+    /// Whether a packet has the same slot of both tables, if they have as many.
+    fn hashes_as(&self, other: &Self) -> bool {
+        (self.entry.affinity == 0) == (other.entry.affinity == 0)
     }
 }
 

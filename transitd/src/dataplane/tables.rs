@@ -14,7 +14,7 @@ use thiserror::Error;
 use thuban_common::meter::{METER_OF_ENDPOINT, MeterEntry, MeterKey};
 use thuban_common::tables::{
     Address, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
-    LocalEntry, NO_DROPLET, OnLinkEntry, RemoteRow, SubnetEntry, SubnetKey, VpcEntry,
+    LocalEntry, NO_DROPLET, OnLinkEntry, RemoteRow, SourceEntry, SourceKey, SubnetEntry, SubnetKey, VpcEntry,
 };
 
 use super::endpoints::{Endpoints, Kind};
@@ -51,6 +51,11 @@ pub enum TableKey {
         address: Address,
         prefix: u8,
     },
+    /// `prefix` counts bits of the whole key.
+    Source {
+        key: SourceKey,
+        prefix: u32,
+    },
     Vpc(u32),
     Droplet(DropletAddress),
     Load(LoadKey),
@@ -63,6 +68,7 @@ pub enum TableEntry {
     Local(LocalEntry),
     Remote(DropletAddress),
     Subnet(SubnetEntry),
+    Source(SourceEntry),
     Vpc(VpcEntry),
     Droplet(DropletEntry),
     /// An entry to count in; [`Tables::loads`] reads the count.
@@ -72,7 +78,7 @@ pub enum TableEntry {
 }
 
 /// Every table, by the name of its map, or of the kind of rows that share ENDPOINTS.
-pub const NAMES: [&str; 11] = [
+pub const NAMES: [&str; 12] = [
     "ATTACHMENTS",
     Kind::Local.name(),
     Kind::Remote(RemoteRow::Direct).name(),
@@ -80,6 +86,7 @@ pub const NAMES: [&str; 11] = [
     Kind::Remote(RemoteRow::Forward).name(),
     Kind::Remote(RemoteRow::Forwarder).name(),
     "SUBNETS",
+    "SOURCE_RANGES",
     "VPCS",
     "DROPLETS",
     "LOADS",
@@ -95,6 +102,7 @@ pub struct Tables {
     endpoints: Endpoints,
     misses: Misses,
     subnets: LpmTrie<MapData, SubnetKey, SubnetEntry>,
+    sources: LpmTrie<MapData, SourceKey, SourceEntry>,
     vpcs: Hash<u32, VpcEntry>,
     droplets: Hash<DropletAddress, DropletEntry>,
     loads: Loads,
@@ -110,7 +118,8 @@ impl Tables {
             attachments: hash(maps, "ATTACHMENTS")?,
             endpoints,
             misses: Misses::open(maps)?,
-            subnets: LpmTrie::try_from(Map::LpmTrie(data(maps, "SUBNETS")?)).map_err(open("SUBNETS"))?,
+            subnets: lpm_trie(maps, "SUBNETS")?,
+            sources: lpm_trie(maps, "SOURCE_RANGES")?,
             vpcs: hash(maps, "VPCS")?,
             droplets: hash(maps, "DROPLETS")?,
             loads: PerCpuHashMap::try_from(Map::PerCpuHashMap(data(maps, "LOADS")?))
@@ -164,6 +173,10 @@ impl Tables {
                 .subnets
                 .insert(&lpm(vni, address, prefix), v, 0)
                 .map_err(access("write", "SUBNETS")),
+            (TableKey::Source { key, prefix }, TableEntry::Source(v)) => self
+                .sources
+                .insert(&LpmKey::new(prefix, key), v, 0)
+                .map_err(access("write", "SOURCE_RANGES")),
             (TableKey::Vpc(k), TableEntry::Vpc(v)) => put(&mut self.vpcs, "VPCS", k, v),
             (TableKey::Droplet(k), TableEntry::Droplet(v)) => put(&mut self.droplets, "DROPLETS", k, v),
             (TableKey::Load(k), TableEntry::Load) => self.loads.begin(k).map_err(access("write", "LOADS")),
@@ -185,6 +198,7 @@ impl Tables {
             TableKey::Local(k) => return self.remove_of_endpoint(Kind::Local, key, *k),
             TableKey::Remote(row, k) => return self.remove_of_endpoint(Kind::Remote(*row), key, *k),
             TableKey::Subnet { vni, address, prefix } => self.subnets.remove(&lpm(*vni, *address, *prefix)),
+            TableKey::Source { key, prefix } => self.sources.remove(&LpmKey::new(*prefix, *key)),
             TableKey::Vpc(k) => self.vpcs.remove(k),
             TableKey::Droplet(k) => self.droplets.remove(k),
             TableKey::Load(k) => self.loads.remove(*k),
@@ -257,6 +271,17 @@ impl Tables {
             subnet,
             TableEntry::Subnet,
         )?;
+        let source = |key: LpmKey<SourceKey>| TableKey::Source {
+            key: key.data(),
+            prefix: key.prefix_len(),
+        };
+        read(
+            &mut rows,
+            "SOURCE_RANGES",
+            self.sources.iter(),
+            source,
+            TableEntry::Source,
+        )?;
         read(
             &mut rows,
             "VPCS",
@@ -295,6 +320,7 @@ impl TableKey {
             Self::Local(_) => Kind::Local.name(),
             Self::Remote(row, _) => Kind::Remote(*row).name(),
             Self::Subnet { .. } => "SUBNETS",
+            Self::Source { .. } => "SOURCE_RANGES",
             Self::Vpc(_) => "VPCS",
             Self::Droplet(_) => "DROPLETS",
             Self::Load(_) => "LOADS",
@@ -371,6 +397,10 @@ fn read<K, V>(
 
 pub(super) fn data(maps: &Path, name: &'static str) -> Result<MapData, TableError> {
     MapData::from_pin(maps.join(name)).map_err(open(name))
+}
+
+fn lpm_trie<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<LpmTrie<MapData, K, V>, TableError> {
+    LpmTrie::try_from(Map::LpmTrie(data(maps, name)?)).map_err(open(name))
 }
 
 pub(super) fn hash<K: Pod, V: Pod>(maps: &Path, name: &'static str) -> Result<Hash<K, V>, TableError> {

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::net::{IpAddr, SocketAddr};
 
+use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
 use thuban_common::host_stack::{CONNECTION_EXPOSED, CONNECTION_LED, CONNECTION_SENT_ON};
 use thuban_rows::{Exposed, ExposedPort, NodeService, Underlay};
@@ -26,6 +27,8 @@ pub(super) struct Served {
     ports: Ports,
     /// Ports of services that nodes expose, at addresses outside of the cluster.
     outside: Ports,
+    /// Those of them to which only some clients may send, each with the ranges of these.
+    limited: BTreeMap<(IpAddr, u8, u16), Vec<IpNet>>,
     /// The addresses of these ports, with the Service and the chain of each.
     outside_services: BTreeSet<(IpAddr, String, usize)>,
     /// The same services' ports at each address of the node.
@@ -245,7 +248,13 @@ impl Served {
             let Some(chain) = by_peers.or(chain) else { continue };
             self.node_ports.extend(node_port.map(|of| (of, chain)));
             for outside in &exposed.addresses {
-                self.outside.insert((*outside, protocol, port.port), chain);
+                let of = (*outside, protocol, port.port);
+                self.outside.insert(of, chain);
+                let clients = exposed.clients.iter();
+                // nft takes no range within another.
+                let ranges =
+                    clients.map(|clients| IpNet::aggregate(&clients.iter().copied().collect::<Vec<_>>()));
+                self.limited.extend(ranges.map(|ranges| (of, ranges)));
                 self.outside_services
                     .insert((*outside, exposed.service.clone(), chain));
             }
@@ -271,6 +280,17 @@ impl Served {
         values.joined("ports6", to_chains(&self.ports, true));
         values.joined("outside", to_chains(&self.outside, false));
         values.joined("outside6", to_chains(&self.outside, true));
+        for (is_v6, limited, admitted) in [(false, "limited", "admitted"), (true, "limited6", "admitted6")] {
+            let ports = self.limited.iter().filter(|(of, _)| of.0.is_ipv6() == is_v6);
+            let element =
+                |(address, protocol, port): &(IpAddr, u8, u16)| format!("{address} . {protocol} . {port}");
+            values.joined(limited, ports.clone().map(|(of, _)| element(of)));
+            let clients = ports.flat_map(|(of, ranges)| {
+                let ranges = ranges.iter();
+                ranges.map(move |range| format!("{} . {range}", element(of)))
+            });
+            values.joined(admitted, clients);
+        }
         values.joined("node_ports", ports_to_chains(&self.node_ports, false));
         values.joined("node_ports6", ports_to_chains(&self.node_ports, true));
         values.joined("shared_ports", ports_to_chains(&self.shared_ports, false));

@@ -1,14 +1,17 @@
 //! The table rows that each kind of row asks for by itself. The tables of services and fronts are
 //! `dataplane::services`'.
 
+use std::net::Ipv6Addr;
+
 use ipnet::IpNet;
+use thuban_api::identifiers::mapped;
 use thuban_common::meter::MeterKey;
 use thuban_common::tables::{
-    DropletEntry, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS, Members, RemoteRow, SUBNET_BOUNCER_HERE,
-    SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE, SUBNET_SERVICES, SubnetEntry, VPC_DIVIDER_HERE,
-    VPC_EGRESS, VPC_HOST_ACCESS, VpcEntry,
+    Address, DropletEntry, LOAD_OF_DIVIDER, LoadKey, MAX_MEMBERS, Members, RemoteRow, SOURCE_FRONT_BITS,
+    SUBNET_BOUNCER_HERE, SUBNET_BY_NODE, SUBNET_CLOSED, SUBNET_PRIVATE, SUBNET_SERVICES, SourceEntry,
+    SourceKey, SubnetEntry, VPC_DIVIDER_HERE, VPC_EGRESS, VPC_HOST_ACCESS, VpcEntry,
 };
-use thuban_rows::{self as rows, ByteRate, LocalEndpoint, Network, NodeService, Row, Underlay, Vpc};
+use thuban_rows::{self as rows, ByteRate, Front, LocalEndpoint, Network, NodeService, Row, Underlay, Vpc};
 
 use crate::dataplane::contract::{endpoint_key, endpoint_keys};
 use crate::dataplane::tables::{TableEntry, TableKey};
@@ -44,12 +47,8 @@ pub fn table_rows(row: &Row) -> Vec<TableRow> {
             vec![(TableKey::Remote(RemoteRow::Forward, key), remote(row.droplet))]
         }
         Row::NodeService(row) => of_node_service(row),
-        Row::Refused(_)
-        | Row::Service(_)
-        | Row::Exposed(_)
-        | Row::Class(_)
-        | Row::PolicySet(_)
-        | Row::Front(_) => Vec::new(),
+        Row::Front(row) => clients_of(row),
+        Row::Refused(_) | Row::Service(_) | Row::Exposed(_) | Row::Class(_) | Row::PolicySet(_) => Vec::new(),
     }
 }
 
@@ -118,6 +117,28 @@ fn of_node_service(row: &NodeService) -> Vec<TableRow> {
     vec![(key, range(SUBNET_BY_NODE))]
 }
 
+/// Returns the ranges of a front's clients, after what holds for all others.
+fn clients_of(row: &Front) -> Vec<TableRow> {
+    let Some(clients) = &row.clients else {
+        return Vec::new();
+    };
+    let entry = |(client, prefix): (Address, u8), admits: u32| {
+        let key = SourceKey {
+            vni: row.vni.get().to_be_bytes(),
+            front: mapped(row.address),
+            client,
+        };
+        let prefix = SOURCE_FRONT_BITS + u32::from(prefix);
+        (
+            TableKey::Source { key, prefix },
+            TableEntry::Source(SourceEntry { admits }),
+        )
+    };
+    let mut rows = vec![entry((Ipv6Addr::UNSPECIFIED.octets(), 0), 0)];
+    rows.extend(clients.iter().map(|range| entry(bits(*range), 1)));
+    rows
+}
+
 fn remote(droplet: Underlay) -> TableEntry {
     TableEntry::Remote(droplet.octets())
 }
@@ -148,15 +169,17 @@ fn range(flags: u32) -> TableEntry {
 }
 
 fn subnet(vni: u32, cidr: IpNet) -> TableKey {
+    let (address, prefix) = bits(cidr);
+    TableKey::Subnet { vni, address, prefix }
+}
+
+/// Returns a range's address as tables have it, and how many bits of it count.
+fn bits(cidr: IpNet) -> (Address, u8) {
     let (address, prefix) = match cidr {
         IpNet::V4(cidr) => (cidr.network().to_ipv6_mapped(), 96 + cidr.prefix_len()),
         IpNet::V6(cidr) => (cidr.network(), cidr.prefix_len()),
     };
-    TableKey::Subnet {
-        vni,
-        address: address.octets(),
-        prefix,
-    }
+    (address.octets(), prefix)
 }
 
 #[cfg(test)]
@@ -202,6 +225,35 @@ mod tests {
         assert_eq!(entries(true, false), [SUBNET_BOUNCER_HERE; 2]);
         assert_eq!(entries(false, true), [SUBNET_PRIVATE; 2]);
         assert_eq!(entries(true, true), [SUBNET_BOUNCER_HERE | SUBNET_PRIVATE; 2]);
+    }
+
+    #[test]
+    fn clients_of_a_front_stand_beside_a_refusal_of_all() {
+        let rows = |front: Front| {
+            let rows = table_rows(&Row::Front(front)).into_iter();
+            let rows = rows.map(|(key, entry)| match (key, entry) {
+                (TableKey::Source { prefix, .. }, TableEntry::Source(entry)) => (prefix, entry.admits),
+                other => panic!("{other:?}"),
+            });
+            rows.collect::<Vec<_>>()
+        };
+        let front = builders::front();
+        let nobody = Some([].into());
+        assert_eq!(rows(front.clone()), [(160, 0), (160 + 96 + 24, 1)]);
+        assert_eq!(
+            rows(Front {
+                clients: nobody,
+                ..front.clone()
+            }),
+            [(160, 0)]
+        );
+        assert_eq!(
+            rows(Front {
+                clients: None,
+                ..front
+            }),
+            []
+        );
     }
 
     #[test]

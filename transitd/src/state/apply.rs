@@ -218,7 +218,16 @@ impl State {
                 }
                 _ => {}
             }
+            let front = match &row {
+                Row::Front(front) => Some(front.address),
+                _ => None,
+            };
             if let Err(rejection) = self.upsert(row, &mut applying.pods) {
+                // A front without its clients would take all: the node's stack serves it, which knows them.
+                if let Some(address) = front {
+                    let gone = applying.change(None, None);
+                    applying.changes.rows.insert(front_key(address), gone);
+                }
                 applying.refuse(key, rejection);
             }
         }

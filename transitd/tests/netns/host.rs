@@ -14,7 +14,7 @@ use thuban_common::services::CONNECTIONS_OF_CLIENT;
 use thuban_common::tables::{EndpointKey, HOST_SOURCE};
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    AddressKey, DirectRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort,
+    AddressKey, Clients, DirectRow, ExposedPort, ExposedRow, LocalRow, RowKey, ServiceBackend, ServicePort,
     ServiceRow, row_key,
 };
 
@@ -371,4 +371,50 @@ fn node_ports_and_outside_addresses_lead_to_services() {
     rig.operator
         .push_and_wait(vec![], vec![RowKey { key: Some(key) }]);
     assert!(connect(rig.far(), NODE.into(), 30080).is_err());
+}
+
+#[test]
+fn only_clients_in_source_ranges_reach_a_balancer() {
+    let rig = rig();
+    let _clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let outside = Ipv4Addr::new(203, 0, 113, 7);
+    // An address of the node, as some balancers have.
+    rig.on_node(&format!("ip address add {outside}/32 dev lo"));
+    let _own = serve(rig.node(), outside, 8081, 2);
+    let exposed = |clients: Option<&[&str]>| {
+        Row::Exposed(ExposedRow {
+            vni: 7,
+            address: service_address(),
+            ports: vec![ExposedPort {
+                protocol: 6,
+                port: 80,
+                node_port: 30080,
+                ..ExposedPort::default()
+            }],
+            addresses: vec![outside.to_ipv6_mapped().octets().to_vec()],
+            clients: clients.map(|ranges| Clients {
+                ranges: ranges.iter().copied().map(str::to_owned).collect(),
+            }),
+            ..ExposedRow::default()
+        })
+    };
+    rig.on_far(&format!("ip route add {outside}/32 via {}", Ipv4Addr::from(NODE)));
+    let reaches = |port| connect(rig.far(), outside, port).is_ok();
+    let other = "198.51.100.0/24";
+    rig.operator.push_and_wait(vec![exposed(Some(&[other]))], vec![]);
+    eventually("no range has the client", || !reaches(80));
+    assert!(reaches(8081), "another port of the address");
+    assert!(
+        connect(rig.far(), NODE.into(), 30080).is_ok(),
+        "the node's own port"
+    );
+    // nft takes no range within another.
+    let own = format!("{FAR}/32");
+    let ranges = [own.as_str(), other, "0.0.0.0/1", "128.0.0.0/1"];
+    rig.operator.push_and_wait(vec![exposed(Some(&ranges))], vec![]);
+    eventually("a range has the client", || reaches(80));
+    rig.operator.push_and_wait(vec![exposed(Some(&[]))], vec![]);
+    eventually("nobody may send", || !reaches(80));
+    rig.operator.push_and_wait(vec![exposed(None)], vec![]);
+    eventually("all clients may send", || reaches(80));
 }

@@ -89,6 +89,7 @@ fn exposed_ending(vni: u32, by: &[Ipv4Addr], ending: &[Ipv4Addr]) -> Row {
         addresses: vec![bytes(OUTSIDE)],
         health_port: 32000,
         service: "ns/web".into(),
+        clients: None,
     })
 }
 

@@ -19,6 +19,7 @@ use crate::service_tables::Pinned;
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
+const SCTP: u8 = 132;
 
 fn address(last: u8) -> Address {
     Ipv4Addr::new(10, 0, 1, last).to_ipv6_mapped().octets()
@@ -179,8 +180,8 @@ fn adopted_flow_expires_if_service_lacks_its_backend() {
 }
 
 /// Writes both entries of a connection of a client outside to a front of service 3, whose last packet came so many
-/// seconds ago. `state`: of the client's packets.
-fn arrive(world: &World, protocol: u8, port: u16, state: u16, age: u64) {
+/// seconds ago. `states`: of the client's packets, and of the backend's.
+fn arrive(world: &World, protocol: u8, port: u16, states: [u16; 2], age: u64) {
     let client = Ipv4Addr::new(198, 51, 100, 7).to_ipv6_mapped().octets();
     let front = Ipv4Addr::new(203, 0, 113, 1).to_ipv6_mapped().octets();
     // The backend sees the client by another port.
@@ -201,10 +202,10 @@ fn arrive(world: &World, protocol: u8, port: u16, state: u16, age: u64) {
     let mut flows = world.pinned.map("CONNECTIONS");
     let there = key(ARRIVING, client, front, [port, to]);
     flows
-        .insert(there, entry(address(6), at, seen, state), 0)
+        .insert(there, entry(address(6), at, seen, states[0]), 0)
         .unwrap();
     let back = key(LEAVING, address(6), client, [at, seen]);
-    flows.insert(back, entry(front, to, port, SEEN), 0).unwrap();
+    flows.insert(back, entry(front, to, port, states[1]), 0).unwrap();
 }
 
 #[test]
@@ -218,13 +219,16 @@ fn connections_from_outside_live_while_their_backend_is_here() {
         connections.scan(is_here, 2, |_| None).unwrap()
     };
     let confirmed = SEEN | CONFIRMED;
-    arrive(&world, TCP, 1, confirmed, 3600);
-    arrive(&world, TCP, 3, SEEN, 50);
-    arrive(&world, TCP, 5, SEEN, 70);
-    arrive(&world, UDP, 7, SEEN, 100);
-    arrive(&world, UDP, 9, SEEN, 130);
+    arrive(&world, TCP, 1, [confirmed, SEEN], 3600);
+    arrive(&world, TCP, 3, [SEEN, confirmed], 50);
+    arrive(&world, TCP, 5, [SEEN, confirmed], 70);
+    arrive(&world, UDP, 7, [SEEN, SEEN], 100);
+    arrive(&world, UDP, 9, [SEEN, SEEN], 130);
+    // Of SCTP the backend alone knows whether a client is who it claims to be.
+    arrive(&world, SCTP, 11, [confirmed, confirmed], 3600);
+    arrive(&world, SCTP, 13, [confirmed, SEEN], 70);
     let seen = scan(true);
-    assert_eq!((seen.held, seen.expired, world.connections()), (3, 2, 6));
+    assert_eq!((seen.held, seen.expired, world.connections()), (4, 3, 8));
     assert!(seen.services.is_empty(), "fronts are no services of a VPC");
     assert_eq!(world.share(7, ALL_CONNECTIONS), 0, "programs count first");
     let mut shares = world.pinned.map("SHARES");
@@ -234,9 +238,9 @@ fn connections_from_outside_live_while_their_backend_is_here() {
     scan(true);
     assert_eq!(
         (world.share(7, ALL_CONNECTIONS), world.share(7, address(6))),
-        (6, 0)
+        (8, 0)
     );
-    assert_eq!(scan(false).expired, 3);
+    assert_eq!(scan(false).expired, 4);
     assert_eq!(world.connections(), 0);
 }
 

@@ -350,6 +350,7 @@ fn front<const N: usize>(vni: u32, backends: [(u8, u8); N]) -> Front {
             affinity: 0,
             backends: backends.into_iter().map(backend).collect(),
         }],
+        clients: None,
     }
 }
 
@@ -367,11 +368,8 @@ fn a_front_keeps_the_table_before_its_last_change() {
     services.set(&front(7, [(1, 1), (3, 2)])).unwrap();
     assert_eq!(tables(), [of(&[1, 3]), of(&[1, 2])]);
     assert_eq!(pinned.counts(), [3, 2, 3, 3]);
-    // The same once more is no change, and neither is affinity.
+    // The same once more is no change, and neither is another affinity.
     services.set(&front(7, [(1, 1), (3, 2)])).unwrap();
-    let mut sticky = front(7, [(1, 1), (3, 2)]);
-    sticky.ports[0].affinity = 60;
-    services.set(&sticky).unwrap();
     assert_eq!(tables(), [of(&[1, 3]), of(&[1, 2])]);
     // Both tables are known again after a restart, and what a crash left goes.
     drop(services);
@@ -396,6 +394,31 @@ fn a_front_keeps_the_table_before_its_last_change() {
     services.keep(|_| false).unwrap();
     assert_eq!((pinned.counts(), services.rows().0), ([0; 4], [0; 4]));
     assert!(!pinned.has_fronts());
+}
+
+#[test]
+fn affinity_that_comes_or_goes_leaves_a_former_table() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    let mut set = |affinity, backends| {
+        let mut front = front(7, backends);
+        front.ports[0].affinity = affinity;
+        services.set(&front).unwrap();
+        let entries = pinned.map::<ServiceKey, ServiceEntry>("SERVICES");
+        let entry = entries.get(&front_key(1), 0);
+        entry
+            .ok()
+            .map(|entry| (entry.affinity, pinned.table_leads_to(front_key(1)).unwrap()))
+    };
+    let former = |affinity, backends: [u16; 2]| Some((affinity, BTreeSet::from(backends)));
+    assert_eq!(set(0, [(1, 1), (2, 2)]), None);
+    assert_eq!(set(0, [(1, 1), (3, 2)]), former(0, [1, 2]));
+    // Slots of packets differ, so nothing of the table before counts.
+    assert_eq!(set(60, [(1, 1), (3, 2)]), former(0, [1, 3]));
+    assert_eq!(set(90, [(1, 1), (3, 2)]), former(0, [1, 3]), "slots are the same");
+    assert_eq!(set(90, [(1, 1), (4, 2)]), former(90, [1, 3]));
+    assert_eq!(set(0, [(1, 1), (4, 2)]), former(90, [1, 4]));
+    assert_eq!(pinned.counts(), [3, 2, 2, 2]);
 }
 
 #[test]

@@ -174,6 +174,8 @@ counters! {
     FrontUnknown = 79, "front_unknown";
     /// Drop: to a front, and there is no room to remember the connection.
     FrontNoRoom = 80, "front_no_room";
+    /// Drop: to a front, of a client in none of the ranges that may send to it.
+    OutOfSourceRanges = 81, "out_of_source_ranges";
     /// Drop: more than the endpoint may send, or than its VPC may send out of this droplet.
     RateExceeded = 78, "rate_exceeded";
 }

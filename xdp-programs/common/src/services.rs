@@ -352,8 +352,9 @@ pub struct Signal {
     pub opens: bool,
     /// The packet, as an answer, proves that a packet was received: TCP SYN-ACK or RST, any of UDP and SCTP.
     pub decides: bool,
-    /// The packet, as a client's, is answered by a reset if the client never got an answer: a TCP ACK. Nothing tells
-    /// that of SCTP: any chunk but INIT and ABORT counts.
+    /// The packet, as a client's, is answered by a reset if the client never got an answer: a TCP ACK. As a backend's,
+    /// it is sent to a client that showed what only an answer tells: an SCTP chunk but INIT, INIT ACK, ABORT and
+    /// SHUTDOWN COMPLETE.
     pub confirms: bool,
     /// The bits of [`ConnectionEntry::state`] that the packet sets.
     pub state: u16,
@@ -397,7 +398,7 @@ impl Signal {
         Self {
             opens: chunk == 1,
             decides: true,
-            confirms: !matches!(chunk, 1 | 6),
+            confirms: !matches!(chunk, 1 | 2 | 6 | 14),
             state: SEEN | state,
         }
     }

@@ -58,6 +58,27 @@ pub struct SubnetKey {
     pub address: Address,
 }
 
+/// Data of the LPM key of `SOURCE_RANGES`: the first 160 bits are a front, the others a range of its clients. The VNI
+/// is that of the front's backends, in network order.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourceKey {
+    pub vni: [u8; 4],
+    pub front: Address,
+    pub client: Address,
+}
+
+/// Bits of a [`SourceKey`] before the client's address.
+pub const SOURCE_FRONT_BITS: u32 = 160;
+
+/// Entry of `SOURCE_RANGES`: whether clients of the range may send to the front. One that holds all clients, and says
+/// no, stands for each front that has ranges.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourceEntry {
+    pub admits: u32,
+}
+
 /// CONFIG[0]: written before any program is attached.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -502,6 +523,8 @@ pub struct TransitMetadata {
 const _: () = {
     assert!(size_of::<EndpointKey>() == 20);
     assert!(size_of::<SubnetKey>() == 20);
+    assert!(size_of::<SourceKey>() == 36);
+    assert!(size_of::<SourceEntry>() == 4);
     assert!(size_of::<ConfigEntry>() == 20);
     assert!(size_of::<OnLinkEntry>() == 8);
     assert!(size_of::<AttachmentEntry>() == 48 && offset_of!(AttachmentEntry, ifindex) == 0);
@@ -522,7 +545,8 @@ const _: () = {
 mod pod {
     use super::{
         AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
-        MissEntry, OnLinkEntry, PathMtuEntry, ProbeEntry, SubnetEntry, SubnetKey, TraceRecord, VpcEntry,
+        MissEntry, OnLinkEntry, PathMtuEntry, ProbeEntry, SourceEntry, SourceKey, SubnetEntry, SubnetKey,
+        TraceRecord, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -541,6 +565,8 @@ mod pod {
     pod!(
         SubnetEntry,
         SubnetKey,
+        SourceKey,
+        SourceEntry,
         VpcEntry,
         LoadKey,
         OnLinkEntry,

@@ -267,6 +267,7 @@ fn in_world(
         uses_overlay_port: made.uses_overlay_port,
     };
     let uid = service.uid().unwrap_or_default();
+    let clients = service.clients();
     let service = world::Service {
         network: endpoint.spec.network.clone(),
         name: service.name_any(),
@@ -278,6 +279,7 @@ fn in_world(
         exposed: made.exposed,
         fronts: made.fronts,
         outside,
+        clients,
         homes: made.homes,
         hints: made.hints,
         health_port: service.health_port(),

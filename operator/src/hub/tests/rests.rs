@@ -56,6 +56,7 @@ fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePort>>) -> Ser
         exposed: vec![(address, vec![port])],
         outside: Vec::new(),
         fronts: Vec::new(),
+        clients: None,
         homes,
         hints: BTreeMap::new(),
         health_port: None,

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData};
+use thuban_common::packet::ipv4::SCTP;
 use thuban_common::policy::FlowEntry;
 use thuban_common::services::{
     ALL_CONNECTIONS, ALL_PENDING, ARRIVING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONFIRMED,
@@ -143,8 +144,12 @@ impl Connections {
             let back = reverse(&key, &entry);
             let answered = self.connection(&back)?;
             let answers = answered.map_or(0, |answered| answered.state);
-            // Whoever claims an address sends no more than what opens a connection.
-            let is_claimed = is_fronts && has_connections(key.protocol) && entry.state & CONFIRMED == 0;
+            // Whoever claims an address sends no more than what opens a connection. Of SCTP the backend alone knows.
+            let is_claimed = is_fronts
+                && match key.protocol {
+                    SCTP => answers & CONFIRMED == 0,
+                    protocol => has_connections(protocol) && entry.state & CONFIRMED == 0,
+                };
             let seen = Seen {
                 protocol: key.protocol,
                 forward: entry.state,

@@ -12,6 +12,7 @@ mod reach;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
 
+use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::Vni;
@@ -24,6 +25,7 @@ pub use reach::MAX_OWN_ADDRESSES;
 
 use super::{EndpointName, Key, Owner, Rows, Vpc, World};
 
+use crate::model::service::Clients;
 use crate::model::sorted_set::SortedSet;
 
 /// A Service as droplets are told of it.
@@ -49,6 +51,8 @@ pub struct Service {
     pub outside: Vec<IpAddr>,
     /// Those of them whose packets droplets take at their NICs, each with its ports.
     pub fronts: Vec<(IpAddr, Vec<Port>)>,
+    /// The clients that may send to the outside addresses; none: all.
+    pub clients: Option<Clients>,
     /// The droplet of each backend of local ports and fronts.
     pub homes: BTreeMap<IpAddr, String>,
     /// The places that its ready backends are for; none if they serve all alike.
@@ -75,6 +79,11 @@ impl Service {
         has_port
             || !self.fronts.is_empty()
             || self.exposed_ports().next().is_some() && !self.outside.is_empty()
+    }
+
+    /// Returns the clients that may send to outside addresses of the same family.
+    fn clients_of(&self, address: IpAddr) -> Option<BTreeSet<IpNet>> {
+        self.clients.as_ref().map(|clients| clients.of(address).clone())
     }
 
     /// Whether droplets have different rows of the service.

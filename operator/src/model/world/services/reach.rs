@@ -103,6 +103,7 @@ impl World {
                     addresses: outside.collect(),
                     health_port: service.health_port,
                     service: format!("{}/{}", name.0, service.name),
+                    clients: service.clients_of(*address),
                 })
             };
             service.share(&droplets, &ports, row, &self.services.zones, made);
@@ -129,6 +130,7 @@ impl World {
                 vni,
                 address: *address,
                 ports: ports.collect(),
+                clients: service.clients_of(*address),
             });
             let (key, row) = (row.key(), PackedRow::new(&row));
             for droplet in self.droplets.keys() {

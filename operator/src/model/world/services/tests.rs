@@ -45,6 +45,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         exposed: Vec::new(),
         outside: Vec::new(),
         fronts: Vec::new(),
+        clients: None,
         homes: BTreeMap::new(),
         hints: BTreeMap::new(),
         health_port: None,

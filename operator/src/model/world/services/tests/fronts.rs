@@ -1,11 +1,15 @@
 //! Tests of what droplets are told of a service's fronts.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
+use ipnet::IpNet;
 use thuban_rows::builders::vni;
 use thuban_rows::{Front, Row};
 
 use super::super::super::tests::droplet_address;
+use crate::model::service::Clients;
+
 use super::{Key, Service, World, exposed, kept_local, name, shared};
 
 const FRONT: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
@@ -84,6 +88,34 @@ fn a_droplet_that_comes_gets_them_and_one_that_cannot_ends_them() {
     world.set_droplet("d5", None);
     world.flush();
     assert_eq!(holders(&world, 8).len(), 5);
+}
+
+#[test]
+fn rows_of_a_load_balancer_name_its_clients() {
+    let mut world = shared();
+    let range: IpNet = "198.51.100.0/24".parse().unwrap();
+    for v4 in [[range].into(), BTreeSet::new()] {
+        let clients = Clients {
+            v4: v4.clone(),
+            ..Clients::default()
+        };
+        let limited = Service {
+            clients: Some(clients),
+            ..fronted("1")
+        };
+        let cluster = limited.exposed[0].0;
+        world.set_service(&name("s"), Some(limited));
+        world.flush();
+        assert_eq!(told(&world, 0, 8).unwrap().clients, Some(v4.clone()));
+        let row = world.row("d2", &Key::Exposed(vni(8), cluster)).unwrap();
+        match Row::try_from(row.unpack()).unwrap() {
+            Row::Exposed(row) => assert_eq!(row.clients, Some(v4)),
+            other => panic!("{other:?}"),
+        }
+    }
+    world.set_service(&name("s"), Some(fronted("1")));
+    world.flush();
+    assert_eq!(told(&world, 0, 8).unwrap().clients, None);
 }
 
 #[test]
