@@ -14,6 +14,7 @@ pub mod cluster_dns;
 pub mod cluster_network_policy;
 pub mod condition;
 pub mod divider;
+pub mod dns_zone;
 pub mod droplet;
 pub mod dscp;
 pub mod endpoint;
@@ -26,6 +27,7 @@ pub mod policy_state;
 pub mod refused_ranges;
 pub mod routes;
 pub mod vip;
+pub mod vip_profile;
 pub mod vpc;
 
 pub use bandwidth::{BitRate, BitRateError, NetworkBandwidth, VpcBandwidth};
@@ -35,6 +37,7 @@ pub use claim::{IpClaim, IpClaimSpec, IpClaimStatus, VniClaim, VniClaimSpec, Vni
 pub use cluster_network_policy::{ClusterNetworkPolicy, ClusterNetworkPolicySpec};
 pub use condition::{Condition, ConditionStatus};
 pub use divider::{Divider, DividerSpec};
+pub use dns_zone::{DnsZone, DnsZoneSpec, DnsZoneStatus, DynamicUpdates, EtcdRecords, ZoneNames};
 pub use droplet::{Droplet, DropletSpec, DropletStatus};
 pub use dscp::Dscp;
 pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef, ServiceRef};
@@ -45,7 +48,8 @@ pub use phase::Phase;
 pub use policy_state::{
     Denied, DeniedPeer, PacketDirection, PolicyState, PolicyStateSpec, PolicyStateStatus,
 };
-pub use vip::{Announcer, IpFamily, Vip, VipSpec, VipStatus};
+pub use vip::{Announcer, IpFamily, Vip, VipDns, VipMode, VipPort, VipProtocol, VipSpec, VipStatus};
+pub use vip_profile::{VipProfile, VipProfileSpec};
 pub use vpc::{DeniedTraffic, DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
@@ -95,7 +99,14 @@ pub const CA_BUNDLE_ANNOTATION: &str = "thuban.dev/ca-bundle";
 
 /// Returns the CRDs of load balancers.
 pub fn load_balancer_crds() -> Vec<CustomResourceDefinition> {
-    vec![IpPool::crd(), IpLease::crd(), Vip::crd(), BgpPeer::crd()]
+    vec![
+        IpPool::crd(),
+        IpLease::crd(),
+        Vip::crd(),
+        VipProfile::crd(),
+        BgpPeer::crd(),
+        DnsZone::crd(),
+    ]
 }
 
 /// Returns all CRDs, in the order of installation.

@@ -12,14 +12,15 @@ use crate::Condition;
     group = "thuban.dev",
     version = "v1alpha1",
     kind = "Vip",
-    doc = "The leased addresses of a load balancer, and who announces them. lbaasd makes a Vip for each Service of type LoadBalancer and class thuban.dev/vip.",
+    doc = "The leased addresses of a load balancer, its name, and who announces it. lbaasd makes a Vip for each Service of type LoadBalancer and class thuban.dev/vip. A Vip that a user makes gets such a Service of its own name.",
     plural = "vips",
     namespaced,
     status = "VipStatus",
     printcolumn(name = "Service", type_ = "string", json_path = ".spec.service"),
-    printcolumn(name = "Addresses", type_ = "string", json_path = ".status.addresses"),
+    printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
     printcolumn(name = "Pool", type_ = "string", json_path = ".status.pool"),
-    printcolumn(name = "Announced by", type_ = "string", json_path = ".status.announcedBy"),
+    printcolumn(name = "Name", type_ = "string", json_path = ".status.dnsName"),
+    printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
     printcolumn(
         name = "Reason",
         type_ = "string",
@@ -45,7 +46,8 @@ pub struct VipSpec {
     #[x_kube(validation = Rule::new("self == oldSelf").message("spec.pool can't be changed: make another Vip"))]
     #[schemars(length(max = 63))]
     pub pool: String,
-    /// The families of which the Vip has one address each. Families can be added.
+    /// The families of which the Vip has one address each. Families can be added. Default: IPv4.
+    #[serde(default = "default_families")]
     #[x_kube(
         validation = Rule::new("self.size() >= 1 && self.size() <= 2 && self.all(f, self.exists_one(g, f == g))")
             .message("spec.ipFamilies must have one or two different families"),
@@ -64,6 +66,80 @@ pub struct VipSpec {
     )]
     #[schemars(length(max = 2), inner(length(max = 39)))]
     pub requested_ips: Vec<String>,
+    /// The ports of the Service that clients outside reach, at most 100. Empty: all of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[x_kube(
+        validation = Rule::new("self.all(p, self.exists_one(q, q == p))")
+            .message("spec.ports has a port and protocol twice")
+    )]
+    #[schemars(length(max = 100))]
+    pub ports: Vec<VipPort>,
+    /// Names of VipProfiles of the namespace, at most 8. Of two that set the same field, the later one counts.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8), inner(length(min = 1, max = 63)))]
+    pub profiles: Vec<String>,
+    /// How clients outside reach backends. `Dsr`: nodes send their packets on to any backend, which answers from its
+    /// own node. `Node`: the node that gets a packet translates it. Default: `Dsr`.
+    #[serde(default)]
+    pub mode: VipMode,
+    /// The name of the addresses in DNS. Without this field they have none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dns: Option<VipDns>,
+    /// The seconds for which clients are still answered after the name of a deleted Vip is gone, 0 to 3600. Default: 0.
+    #[serde(default)]
+    #[schemars(range(max = 3600))]
+    pub drain_seconds: u32,
+}
+
+fn default_families() -> Vec<IpFamily> {
+    vec![IpFamily::V4]
+}
+
+/// A port of a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub struct VipPort {
+    /// 1 to 65535.
+    #[schemars(range(min = 1, max = 65_535))]
+    pub port: u16,
+    /// Default: TCP.
+    #[serde(default)]
+    pub protocol: VipProtocol,
+}
+
+/// The protocol of a port.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum VipProtocol {
+    #[default]
+    Tcp,
+    Udp,
+    Sctp,
+}
+
+/// How clients outside reach backends.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum VipMode {
+    #[default]
+    Dsr,
+    Node,
+}
+
+/// The name of a Vip's addresses in DNS.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VipDns {
+    /// A name in the zone of a DnsZone that admits the namespace, in lower case and without a dot at its end, such as
+    /// shop.red.apps.example.com.
+    #[x_kube(
+        validation = Rule::new("self.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?([.][a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?)+$')")
+            .message("spec.dns.name must be a name in lower case without a dot at its end, such as shop.red.apps.example.com")
+    )]
+    #[schemars(length(min = 1, max = 240))]
+    pub name: String,
+    /// The seconds for which resolvers keep the record, 1 to 86400. Default: that of the DnsZone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub ttl_seconds: Option<u32>,
 }
 
 /// The family of an address.
@@ -87,8 +163,25 @@ pub struct VipStatus {
     pub announcers: Vec<Announcer>,
     /// The nodes that announce the addresses.
     pub announced_by: Vec<String>,
+    /// How many nodes these are.
+    pub nodes: u32,
+    /// The name in DNS that has, or may have, the addresses. The lease is released only after the name is gone.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub dns_name: String,
+    /// The DnsZone whose server has the name.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub dns_zone: String,
+    /// The most seconds for which resolvers keep the name, or a name that the Vip had before.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dns_ttl_seconds: Option<u32>,
+    /// When the name of a deleted Vip went from DNS, or was found to be none, in RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name_removed_at: Option<String>,
+    /// When nodes were told to withdraw the addresses of a deleted Vip, in RFC 3339.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub withdrawn_at: Option<String>,
     /// `Accepted`: there is such a Service. `Leased`: the Vip has all its addresses. `Announced`: a node announces
-    /// them.
+    /// them. `DnsReady`: DNS has the name, if there is to be one. `Ready`: all of these.
     pub conditions: Vec<Condition>,
     /// The latest `metadata.generation` that lbaasd has seen.
     #[serde(skip_serializing_if = "Option::is_none")]

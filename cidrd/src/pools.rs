@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Namespace;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::ResourceExt;
 use kube::core::{PartialObjectMeta, Selector, SelectorExt};
 use kube::runtime::reflector::store::WriterDropped;
@@ -173,7 +174,12 @@ fn overlapping(cidr: Cidr, ranges: &[String]) -> Option<&String> {
 
 /// Whether a pool admits a namespace with these labels. A selector that can't be read admits nobody.
 pub fn admits(spec: &IpPoolSpec, labels: &BTreeMap<String, String>) -> bool {
-    let selector = spec.allowed_namespaces.clone().map(Selector::try_from);
+    selects(spec.allowed_namespaces.as_ref(), labels)
+}
+
+/// Whether a selector of namespaces is there and selects one with these labels. One that can't be read selects none.
+pub fn selects(selector: Option<&LabelSelector>, labels: &BTreeMap<String, String>) -> bool {
+    let selector = selector.cloned().map(Selector::try_from);
     matches!(selector, Some(Ok(selector)) if selector.matches(labels))
 }
 

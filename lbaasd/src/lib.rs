@@ -4,6 +4,10 @@
 //! objects, and each write is under the resourceVersion that its decision was made from. See
 //! `docs/adr/0038-who-announces-an-address.md`.
 
+pub mod ctl;
+pub mod derived;
+pub mod dns;
+pub mod events;
 pub mod leases;
 pub mod metrics;
 pub mod objects;

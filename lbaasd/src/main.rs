@@ -12,16 +12,19 @@ use cidrd::watches::{Watches, watched, watched_by};
 use clap::Parser;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
 use kube::{Api, Client, ResourceExt};
+use lbaasd::dns::{self, servers::Servers};
+use lbaasd::events::Warnings;
 use lbaasd::leases::Leases;
 use lbaasd::routes::{REVIEWS, Speakers, router};
 use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
 use thuban_api::routes::TLS_NAME;
-use thuban_api::{IpPool, SYSTEM_NAMESPACE, Vip};
+use thuban_api::{DnsZone, IpPool, SYSTEM_NAMESPACE, Vip, VipProfile};
 use thuban_authority::{Authority, Names};
 use thuban_telemetry::process;
 use tokio::sync::{Semaphore, watch};
@@ -32,6 +35,8 @@ use tracing::warn;
 const CONNECTIONS: usize = 10_000;
 /// How many objects of a kind are looked at together.
 const AT_ONCE: u16 = 16;
+/// How many names are looked at together. A server that does not answer holds up four of them.
+const NAMES_AT_ONCE: u16 = 64;
 /// How long changes of an object are gathered before it is looked at.
 const GATHERED: Duration = Duration::from_millis(20);
 /// How often what is gone is forgotten.
@@ -120,14 +125,24 @@ async fn run(settings: Settings) -> Result<()> {
         client: client.clone(),
         leases,
         services: watched(Api::all(client.clone()), &mut watches),
+        profiles: watched(Api::all(client.clone()), &mut watches),
         pools: watched(Api::all(client.clone()), &mut watches),
         namespaces: watched(Api::all(client.clone()), &mut watches),
     });
+    let dns = Arc::new(dns::names::Context {
+        client: client.clone(),
+        zones: watched(Api::all(client.clone()), &mut watches),
+        namespaces: context.namespaces.clone(),
+        servers: Servers::new(client.clone()),
+        clock: Box::new(Timestamp::now),
+    });
     let filled = async {
+        dns.zones.wait_until_ready().await?;
         speakers.vips.wait_until_ready().await?;
         speakers.nodes.wait_until_ready().await?;
         speakers.peers.wait_until_ready().await?;
         context.services.wait_until_ready().await?;
+        context.profiles.wait_until_ready().await?;
         context.pools.wait_until_ready().await?;
         context.namespaces.wait_until_ready().await
     };
@@ -150,6 +165,8 @@ async fn run(settings: Settings) -> Result<()> {
             bail!("the controller of Services ended")
         }
         () = vips(&client, context.clone(), speakers.vips.clone()) => bail!("the controller of Vips ended"),
+        () = dns_names(&client, dns.clone(), speakers.vips.clone()) => bail!("the controller of names ended"),
+        () = dns_zones(&client, dns.clone()) => bail!("the controller of DnsZones ended"),
         () = forget => bail!("the look at what is gone ended"),
         () = publish(&client, bundle) => bail!("the CA's publication ended"),
         _ = watches.join_next() => bail!("a watch ended"),
@@ -162,15 +179,16 @@ fn config() -> Config {
 
 async fn services(client: &Client, known: Store<Vip>, is_default: bool) {
     let controller = Controller::new(Api::<Service>::all(client.clone()), watcher::Config::default());
-    // The Vip of a Service has its name, whoever owns it.
+    // A Vip and its Service have one name, whoever made the other.
     let vips = Api::<Vip>::all(client.clone());
     let controller = controller.watches(vips, watcher::Config::default(), |vip| {
         vip.namespace()
-            .map(|namespace| ObjectRef::new(&vip.spec.service).within(&namespace))
+            .map(|namespace| ObjectRef::new(&vip.name_any()).within(&namespace))
     });
     let context = Arc::new(service::Context {
         client: client.clone(),
         vips: known,
+        warnings: Warnings::new(client.clone()),
         is_default,
     });
     controller
@@ -187,26 +205,30 @@ async fn services(client: &Client, known: Store<Vip>, is_default: bool) {
 async fn vips(client: &Client, context: Arc<vip::Context>, known: Store<Vip>) {
     let every = watcher::Config::default();
     let controller = Controller::new(Api::<Vip>::all(client.clone()), every.clone());
-    let of_service = known.clone();
+    let all = known.clone();
     let controller = controller.watches(
         Api::<Service>::all(client.clone()),
         every.clone(),
         move |service| {
-            let is_of = move |vip: &Arc<Vip>| {
-                vip.spec.service == service.name_any() && vip.namespace() == service.namespace()
-            };
-            let vips = of_service.state().into_iter().filter(is_of);
-            vips.map(|vip| ObjectRef::from_obj(&*vip)).collect::<Vec<_>>()
+            let name = service.name_any();
+            references(&all, |vip| {
+                (vip.spec.service == name || vip.name_any() == name) && vip.namespace() == service.namespace()
+            })
         },
     );
+    let all = known.clone();
+    let profiles = Api::<VipProfile>::all(client.clone());
+    let controller = controller.watches(profiles, every.clone(), move |profile| {
+        references(&all, |vip| {
+            vip.spec.profiles.contains(&profile.name_any()) && vip.namespace() == profile.namespace()
+        })
+    });
     let controller = controller.watches(Api::<IpPool>::all(client.clone()), every, move |_| {
-        let lacks = |vip: &Arc<Vip>| {
+        references(&known, |vip| {
             vip.status
                 .as_ref()
                 .is_none_or(|status| status.addresses.is_empty())
-        };
-        let vips = known.state().into_iter().filter(lacks);
-        vips.map(|vip| ObjectRef::from_obj(&*vip)).collect::<Vec<_>>()
+        })
     });
     controller
         .with_config(config())
@@ -217,6 +239,44 @@ async fn vips(client: &Client, context: Arc<vip::Context>, known: Store<Vip>) {
         )
         .for_each(|_| async {})
         .await;
+}
+
+async fn dns_names(client: &Client, context: Arc<dns::names::Context>, known: Store<Vip>) {
+    let every = watcher::Config::default();
+    let controller = Controller::new(Api::<Vip>::all(client.clone()), every.clone());
+    let controller = controller.watches(Api::<DnsZone>::all(client.clone()), every, move |_| {
+        references(&known, |vip| {
+            let status = vip.status.as_ref();
+            vip.spec.dns.is_some() || status.is_some_and(|status| !status.dns_name.is_empty())
+        })
+    });
+    controller
+        .with_config(config().concurrency(NAMES_AT_ONCE))
+        .run(
+            dns::names::reconcile,
+            |object, error, _| again("Vip", &*object, error),
+            context,
+        )
+        .for_each(|_| async {})
+        .await;
+}
+
+async fn dns_zones(client: &Client, context: Arc<dns::names::Context>) {
+    Controller::new(Api::<DnsZone>::all(client.clone()), watcher::Config::default())
+        .with_config(config())
+        .run(
+            dns::status::reconcile,
+            |object, error, _| again("DnsZone", &*object, error),
+            context,
+        )
+        .for_each(|_| async {})
+        .await;
+}
+
+/// Returns the Vips that a change of something else concerns.
+fn references(known: &Store<Vip>, is_concerned: impl Fn(&Vip) -> bool) -> Vec<ObjectRef<Vip>> {
+    let vips = known.state().into_iter().filter(|vip| is_concerned(vip));
+    vips.map(|vip| ObjectRef::from_obj(&*vip)).collect()
 }
 
 /// Forgets what Vips had that are gone.

@@ -24,7 +24,7 @@ where
 pub async fn change_status<K>(
     client: &Client,
     object: &K,
-    mut change: impl FnMut(&mut K) -> bool,
+    change: impl FnMut(&mut K) -> bool,
 ) -> Result<Option<K>, kube::Error>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
@@ -33,7 +33,19 @@ where
         + DeserializeOwned
         + Serialize,
 {
-    let (api, name) = (api_of(client, object), object.name_any());
+    change_status_by(&api_of(client, object), object, change).await
+}
+
+/// Does the same by this API.
+pub async fn change_status_by<K>(
+    api: &Api<K>,
+    object: &K,
+    mut change: impl FnMut(&mut K) -> bool,
+) -> Result<Option<K>, kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
+{
+    let name = object.name_any();
     let mut tries = 0;
     loop {
         let Some(mut current) = api.get_opt(&name).await? else {

@@ -40,7 +40,8 @@ use tracing::{debug, info};
 use crate::leases::Leases;
 use crate::metrics;
 use crate::objects::change_status;
-use crate::vip::{announced, say};
+use crate::vip::ending::is_withdrawn;
+use crate::vip::{announced, say, sum_up};
 
 /// Who may ask.
 const SPEAKER: Account = Account {
@@ -298,9 +299,7 @@ impl Speakers {
             debug!(node, %error, "a route can't be granted yet");
             None
         });
-        written.is_some_and(|vip| {
-            entry(&vip, node) == Some(report.sequence) && vip.metadata.deletion_timestamp.is_none()
-        })
+        written.is_some_and(|vip| entry(&vip, node) == Some(report.sequence) && !is_withdrawn(&vip))
     }
 
     /// Writes what a node says into the status of the Vips concerned. What is not written in time is written with the
@@ -359,7 +358,7 @@ fn addresses(vip: &Vip) -> impl Iterator<Item = IpAddr> {
 fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
     let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
     let accepted = find(conditions.unwrap_or_default(), "Accepted");
-    let service = format!("{}/{}", vip.namespace().unwrap_or_default(), vip.spec.service);
+    let service = format!("{}/{}", vip.namespace().unwrap_or_default(), vip.name_any());
     let is_its = |serving: &&Serving| {
         serving.service == service || serving.service.is_empty() && entry(vip, node).is_some()
     };
@@ -368,7 +367,7 @@ fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
         .iter()
         .filter(|serving| serving.address == address)
         .peekable();
-    vip.metadata.deletion_timestamp.is_none()
+    !is_withdrawn(vip)
         && accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
         && servings.peek().is_some()
         && servings.all(|serving| is_its(&serving))
@@ -429,6 +428,7 @@ pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Ti
         }
         let said = announced(&status.announced_by);
         say(&mut status.conditions, "Announced", said, generation, now);
+        sum_up(vip, now);
         is_changed = true;
     }
     is_changed

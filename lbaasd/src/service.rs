@@ -4,18 +4,21 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, OwnerReference, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
-use thuban_api::{FRONT_CONDITION, IpFamily, Vip, VipSpec};
+use thuban_api::{FRONT_CONDITION, IpFamily, Vip, VipDns, VipSpec};
 use tracing::{info, warn};
 
 use crate::CLASS;
+use crate::events::Warnings;
 use crate::objects::change_status;
+use crate::vip::ending::is_withdrawn;
 
 /// Annotation of Services: the IpPool of their addresses.
 pub const POOL_ANNOTATION: &str = "thuban.dev/ip-pool";
@@ -23,12 +26,20 @@ pub const POOL_ANNOTATION: &str = "thuban.dev/ip-pool";
 pub const ADDRESSES_ANNOTATION: &str = "thuban.dev/load-balancer-ips";
 /// Annotation of Services: how clients outside reach backends, [`MODES`].
 pub const MODE_ANNOTATION: &str = "thuban.dev/load-balancer-mode";
+/// Annotation of Services: the name of their addresses in DNS.
+pub const NAME_ANNOTATION: &str = "thuban.dev/dns-name";
+/// Annotation of Services: the seconds for which clients are still answered after the name is gone.
+pub const DRAIN_ANNOTATION: &str = "thuban.dev/drain-seconds";
+/// The most of these.
+const LONGEST_DRAIN: u32 = 3600;
 /// Nodes send a client's packets on to any backend, which answers the client from its own node (direct server return);
 /// or the node that gets a packet translates it, as for other load balancers.
 const MODES: [&str; 2] = [DSR, "Node"];
 const DSR: &str = "Dsr";
-/// The length of the longest name of an IpPool.
+/// The length of the longest name of an IpPool, and of the longest label of a name in DNS.
 const LONGEST_NAME: usize = 63;
+/// The length of the longest name in DNS.
+const LONGEST_DOMAIN: usize = 240;
 /// How soon a Service is looked at again that waits for a Vip of its name to go.
 const SOON: Duration = Duration::from_secs(5);
 /// How soon a Service with a Vip is looked at again, whatever was heard.
@@ -37,6 +48,7 @@ const AGAIN: Duration = Duration::from_mins(1);
 pub struct Context {
     pub client: Client,
     pub vips: Store<Vip>,
+    pub warnings: Warnings,
     /// Whether Services without a class get a Vip, too.
     pub is_default: bool,
 }
@@ -57,9 +69,32 @@ pub fn owns(service: &Service, vip: &Vip) -> bool {
     owners.any(|owner| Some(&owner.uid) == service.metadata.uid.as_ref())
 }
 
+/// Returns the Vip that lbaasd made the Service for: its controller.
+pub fn maker(service: &Service) -> Option<&OwnerReference> {
+    let mut owners = service.metadata.owner_references.iter().flatten();
+    owners.find(|owner| {
+        owner.controller == Some(true)
+            && owner.kind == Vip::kind(&())
+            && owner.api_version.split('/').next() == Some(&Vip::group(&()))
+    })
+}
+
+/// Whether lbaasd made the Service for the Vip.
+pub fn is_made_for(service: &Service, vip: &Vip) -> bool {
+    maker(service).is_some_and(|maker| Some(&maker.uid) == vip.metadata.uid.as_ref())
+}
+
+/// Whether the Vip says that lbaasd made it for the Service of its name.
+pub fn is_of_service(vip: &Vip) -> bool {
+    let mut owners = vip.metadata.owner_references.iter().flatten();
+    vip.name_any() == vip.spec.service
+        && owners.any(|owner| owner.kind == Service::KIND && owner.api_version == Service::API_VERSION)
+}
+
 /// Returns the Vip that a Service wants; an error names the annotation that is wrong.
 pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, String> {
-    if !is_ours(service, is_default) || service.metadata.deletion_timestamp.is_some() {
+    let is_over = service.metadata.deletion_timestamp.is_some();
+    if !is_ours(service, is_default) || is_over || maker(service).is_some() {
         return Ok(None);
     }
     let Some(spec) = service.spec.as_ref() else {
@@ -86,6 +121,19 @@ pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, St
             "{ADDRESSES_ANNOTATION}: name at most one address of each family"
         ));
     }
+    let dns = annotation(NAME_ANNOTATION).map(|name| VipDns {
+        name: name.to_owned(),
+        ttl_seconds: None,
+    });
+    if let Some(dns) = dns.as_ref().filter(|dns| !is_domain(&dns.name)) {
+        return Err(format!(
+            "{NAME_ANNOTATION}: {} is no name in lower case without a dot at its end, such as shop.apps.example.com",
+            dns.name
+        ));
+    }
+    let drain = annotation(DRAIN_ANNOTATION).map_or(Ok(0), str::parse);
+    let drain = drain.ok().filter(|drain| *drain <= LONGEST_DRAIN);
+    let drain = drain.ok_or_else(|| format!("{DRAIN_ANNOTATION}: it must be 0 to {LONGEST_DRAIN}"))?;
     let families = spec.ip_families.iter().flatten();
     let family = |name: &String| match name.as_str() {
         "IPv4" => Some(IpFamily::V4),
@@ -97,7 +145,23 @@ pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, St
         pool: pool.to_owned(),
         ip_families: families.filter_map(family).collect(),
         requested_ips: asked.iter().map(ToString::to_string).collect(),
+        dns,
+        drain_seconds: drain,
+        ..VipSpec::default()
     }))
+}
+
+/// Whether a text is a name as `spec.dns.name` of a Vip must be.
+fn is_domain(text: &str) -> bool {
+    let is_usual = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_label = |label: &str| {
+        let bytes = label.as_bytes();
+        let ends = [bytes.first(), bytes.last()];
+        ends.iter().all(|end| end.is_some_and(|end| is_usual(*end)))
+            && bytes.len() <= LONGEST_NAME
+            && bytes.iter().all(|byte| is_usual(*byte) || *byte == b'-')
+    };
+    text.len() <= LONGEST_DOMAIN && text.contains('.') && text.split('.').all(is_label)
 }
 
 /// What is to be done about a Service's Vip.
@@ -114,7 +178,7 @@ pub enum Step {
 
 /// Decides from what a Service wants and the Vip of its name.
 pub fn step(service: &Service, wanted: Option<VipSpec>, vip: Option<&Vip>) -> Step {
-    let is_own = |vip: &Vip| owns(service, vip);
+    let is_own = |vip: &Vip| owns(service, vip) && maker(service).is_none();
     let is_over = |vip: &Vip| vip.metadata.deletion_timestamp.is_some();
     match (wanted, vip) {
         // A replica with another default doesn't take what a Service has.
@@ -132,23 +196,36 @@ pub fn step(service: &Service, wanted: Option<VipSpec>, vip: Option<&Vip>) -> St
                 return Step::Delete;
             }
             let lacks = |family: &&IpFamily| !vip.spec.ip_families.contains(family);
+            // A family that the Service lost stays with the Vip.
             let more: Vec<IpFamily> = spec.ip_families.iter().filter(lacks).copied().collect();
-            if more.is_empty() {
-                // A family that the Service lost stays with the Vip.
-                return Step::Keep;
-            }
-            Step::Change(VipSpec {
+            let ttl = vip.spec.dns.as_ref().and_then(|dns| dns.ttl_seconds);
+            let changed = VipSpec {
                 ip_families: [vip.spec.ip_families.clone(), more].concat(),
+                dns: spec.dns.map(|dns| VipDns {
+                    ttl_seconds: ttl,
+                    ..dns
+                }),
+                drain_seconds: spec.drain_seconds,
                 ..vip.spec.clone()
-            })
+            };
+            if changed == vip.spec {
+                Step::Keep
+            } else {
+                Step::Change(changed)
+            }
         }
     }
 }
 
+/// Whether the Vip's addresses are the Service's, which has its name: one was made for the other.
+fn belong(service: &Service, vip: &Vip) -> bool {
+    owns(service, vip) || is_made_for(service, vip)
+}
+
 /// Returns the addresses that a Service's status tells: those of its Vip, until nobody announces them any more.
 pub fn ingress(service: &Service, vip: Option<&Vip>) -> Vec<String> {
-    let status = vip.filter(|vip| owns(service, vip)).and_then(|vip| {
-        let is_over = vip.metadata.deletion_timestamp.is_some();
+    let status = vip.filter(|vip| belong(service, vip)).and_then(|vip| {
+        let is_over = is_withdrawn(vip);
         let status = vip.status.as_ref()?;
         Some(status).filter(|status| !is_over || !status.announcers.is_empty())
     });
@@ -160,6 +237,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     let Context {
         client,
         vips,
+        warnings,
         is_default,
     } = &*context;
     let namespace = service.namespace().unwrap_or_default();
@@ -169,6 +247,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         Ok(wanted) => wanted,
         Err(error) => {
             warn!(namespace, name, error, "the Service is left as it is");
+            warnings.tell(&service, "InvalidAnnotation", &error).await;
             return Ok(Action::requeue(AGAIN));
         }
     };
@@ -214,7 +293,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
             }
         }
     }
-    let is_told = vip.as_ref().is_some_and(|vip| owns(&service, vip));
+    let is_told = vip.as_ref().is_some_and(|vip| belong(&service, vip));
     if is_told || is_ours(&service, *is_default) {
         tell(client, &service, &ingress(&service, vip.as_ref())).await?;
     }

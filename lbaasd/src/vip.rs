@@ -3,6 +3,8 @@
 //! Invariant: an address is released only after every node that may announce it said that it withdrew it. If a node
 //! stays silent, the lease is left to end by itself, and the Vip goes without waiting for that.
 
+pub mod ending;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,17 +24,15 @@ use serde_json::json;
 use thiserror::Error;
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
-use thuban_api::{Condition, ConditionStatus, IpFamily, IpPool, PoolClass, Vip, VipStatus};
-use tracing::{info, warn};
+use thuban_api::{Condition, ConditionStatus, IpFamily, IpPool, PoolClass, Vip, VipProfile, VipStatus};
+use tracing::warn;
 
 use crate::leases::{Leases, RENEW_EVERY, covers};
 use crate::objects::{api_of, change_status};
-use crate::service;
+use crate::{derived, service};
 
 /// The finalizer of Vips.
 pub const FINALIZER: &str = "thuban.dev/vip";
-/// How long a Vip that is deleted waits for nodes that don't say that they withdrew its addresses.
-const PATIENCE: Duration = Duration::from_mins(1);
 /// How soon a Vip is looked at again whose end waits, or when cidrd is away.
 const SOON: Duration = Duration::from_secs(2);
 /// How soon a Vip is looked at again that was refused something.
@@ -50,12 +50,13 @@ pub struct Context {
     pub client: Client,
     pub leases: Arc<Leases>,
     pub services: Store<Service>,
+    pub profiles: Store<VipProfile>,
     pub pools: Store<IpPool>,
     pub namespaces: Store<PartialObjectMeta<Namespace>>,
 }
 
 /// A condition's status, reason and message.
-type Said = (ConditionStatus, &'static str, String);
+pub type Said = (ConditionStatus, &'static str, String);
 
 /// Returns the public pools that may give a Vip in a namespace with these labels an address of each family, in the
 /// order in which they are tried.
@@ -89,7 +90,7 @@ pub fn choose<'a>(
     names
 }
 
-/// Whether a Service can be reached by the Vip.
+/// Whether the Service that a Vip was made for can be reached by it.
 pub fn accepted(vip: &Vip, service: Option<&Service>) -> Said {
     let name = &vip.spec.service;
     let Some(found) = service else {
@@ -97,10 +98,10 @@ pub fn accepted(vip: &Vip, service: Option<&Service>) -> Said {
         return (ConditionStatus::False, "ServiceNotFound", message);
     };
     // A replica with another default doesn't take what a Service has.
-    if !service::is_ours(found, true) || !service::owns(found, vip) || vip.name_any() != *name {
+    if !service::is_ours(found, true) || !service::owns(found, vip) || service::maker(found).is_some() {
         let message = format!(
-            "spec.service: {name} is no Service of type LoadBalancer and class {} with this Vip's name: let lbaasd make \
-             the Vip",
+            "spec.service: {name} is no Service of type LoadBalancer and class {} that lbaasd made this Vip for: give \
+             the Vip another name",
             crate::CLASS
         );
         return (ConditionStatus::False, "ServiceNotServed", message);
@@ -187,7 +188,42 @@ pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp
             say(&mut status.conditions, kind, said, generation, now);
         }
     }
-    *status != before
+    sum_up(vip, now);
+    vip.status.as_ref() != Some(&before)
+}
+
+/// Sets what follows from the rest of a Vip's status: the number of nodes, and the condition `Ready`, which has the
+/// reason of the first condition that is not true.
+pub fn sum_up(vip: &mut Vip, now: Timestamp) {
+    let is_named = vip.spec.dns.is_some();
+    let Some(status) = &mut vip.status else {
+        return;
+    };
+    status.nodes = u32::try_from(status.announced_by.len()).unwrap_or(u32::MAX);
+    let kinds = &["Accepted", "Leased", "Announced", "DnsReady"][..if is_named { 4 } else { 3 }];
+    let is_lacking = |(_, condition): &(&&str, Option<&Condition>)| {
+        condition.is_none_or(|condition| condition.status != ConditionStatus::True)
+    };
+    let mut judged = kinds.iter().map(|kind| (kind, find(&status.conditions, kind)));
+    let said = match judged.find(is_lacking) {
+        Some((kind, Some(condition))) => (
+            ConditionStatus::False,
+            condition.reason.clone(),
+            format!("{kind}: {}", condition.message),
+        ),
+        Some((kind, None)) => (
+            ConditionStatus::False,
+            "Pending".to_owned(),
+            format!("{kind}: not known yet"),
+        ),
+        None => (
+            ConditionStatus::True,
+            "Ready".to_owned(),
+            "nodes that serve the Service announce the addresses".to_owned(),
+        ),
+    };
+    let generation = status.observed_generation;
+    say(&mut status.conditions, "Ready", said, generation, now);
 }
 
 /// Sets a condition of a Vip. `said`: its status, reason and message.
@@ -223,7 +259,7 @@ pub fn announced(nodes: &[String]) -> (ConditionStatus, String, String) {
 /// Brings a Vip's leases and status to what they should be.
 pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, VipError> {
     if vip.metadata.deletion_timestamp.is_some() {
-        return end(&vip, &context).await;
+        return ending::end(&vip, &context).await;
     }
     if !vip.finalizers().iter().any(|name| name == FINALIZER) {
         let finalizers = [vip.finalizers(), &[FINALIZER.to_owned()]].concat();
@@ -232,15 +268,11 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
         return Ok(Action::await_change());
     }
     let namespace = vip.namespace().unwrap_or_default();
-    let reference = ObjectRef::new(&vip.spec.service).within(&namespace);
-    let mut service = context.services.get(&reference);
-    let judge = |service: Option<&Service>| accepted(&vip, service);
-    if judge(service.as_deref()).0 != ConditionStatus::True {
-        // The store may be late.
-        let services: Api<Service> = Api::namespaced(context.client.clone(), &namespace);
-        service = services.get_opt(&vip.name_any()).await?.map(Arc::new);
-    }
-    let accepted = judge(service.as_deref());
+    let accepted = if service::is_of_service(&vip) {
+        judge(&vip, &context).await?
+    } else {
+        derived::settle(&vip, &context).await?
+    };
     let outcome = lease(&vip, &accepted, &context).await?;
     if let Outcome::Refused(reason, message, _) = &outcome {
         warn!(namespace, name = vip.name_any(), reason, message, "no lease");
@@ -260,6 +292,19 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
         Outcome::Granted(_) | Outcome::Refused(..) => LATER,
         Outcome::Away => SOON,
     }))
+}
+
+/// Whether the Service of a Vip that lbaasd made can be reached by it.
+async fn judge(vip: &Vip, context: &Context) -> Result<Said, kube::Error> {
+    let namespace = vip.namespace().unwrap_or_default();
+    let reference = ObjectRef::new(&vip.spec.service).within(&namespace);
+    let known = accepted(vip, context.services.get(&reference).as_deref());
+    if known.0 == ConditionStatus::True {
+        return Ok(known);
+    }
+    // The store may be late.
+    let services: Api<Service> = Api::namespaced(context.client.clone(), &namespace);
+    Ok(accepted(vip, services.get_opt(&vip.name_any()).await?.as_ref()))
 }
 
 /// Renews what a Vip has, and gets it what it lacks.
@@ -316,87 +361,6 @@ async fn lease(vip: &Vip, accepted: &Said, context: &Context) -> Result<Outcome,
         }
     }
     Ok(outcome)
-}
-
-/// Ends a Vip that is deleted, in an order in which nobody announces an address that another may get.
-async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
-    if !vip.finalizers().iter().any(|name| name == FINALIZER) {
-        return Ok(Action::await_change());
-    }
-    let (namespace, name, uid) = (
-        vip.namespace().unwrap_or_default(),
-        vip.name_any(),
-        vip.uid().unwrap_or_default(),
-    );
-    // The deadlines of announcers are not extended any more.
-    context.leases.forget(&uid);
-    // A cache may not have seen a node that was let announce.
-    let Some(vip) = api_of(&context.client, vip).get_opt(&name).await? else {
-        return Ok(Action::await_change());
-    };
-    let status = vip.status.clone().unwrap_or_default();
-    let (addresses, announcers) = (&status.addresses, &status.announcers);
-    let is_told = service::tells(&context.client, &vip, addresses).await?;
-    match ending(&vip, is_told, Timestamp::now()) {
-        Ending::Wait => return Ok(Action::requeue(SOON)),
-        Ending::Release => match context.leases.release(&uid).await {
-            Ok(()) => info!(namespace, name, ?addresses, "addresses released"),
-            Err(error) if is_late(&vip, Timestamp::now()) => {
-                warn!(namespace, name, ?addresses, %error, "not released: the lease ends by itself");
-            }
-            Err(error) => return Err(error.into()),
-        },
-        Ending::Leave => warn!(
-            namespace,
-            name,
-            ?addresses,
-            ?announcers,
-            is_told,
-            "nodes do not say that they withdrew, or the Service tells the address: the lease ends by itself"
-        ),
-    }
-    let others = vip.finalizers().iter().filter(|name| *name != FINALIZER);
-    let others: Vec<String> = others.cloned().collect();
-    match set_finalizers(&vip, &context.client, &others).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
-        set => set?,
-    }
-    Ok(Action::await_change())
-}
-
-/// What is to be done about the lease of a Vip that is deleted.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Nothing yet: nodes may still say that they withdrew, and the Service's status may still change.
-    Wait,
-    /// It is released: nobody announces its addresses.
-    Release,
-    /// It ends by itself.
-    Leave,
-}
-
-/// Decides from the API server's copy of a Vip that is deleted. `is_told`: whether its Service tells its addresses.
-pub fn ending(vip: &Vip, is_told: bool, now: Timestamp) -> Ending {
-    let is_announced = vip
-        .status
-        .as_ref()
-        .is_some_and(|status| !status.announcers.is_empty());
-    if !is_told && !is_announced {
-        return Ending::Release;
-    }
-    if is_late(vip, now) {
-        Ending::Leave
-    } else {
-        Ending::Wait
-    }
-}
-
-/// Whether a Vip that is deleted has waited long enough.
-fn is_late(vip: &Vip, now: Timestamp) -> bool {
-    let deleted = vip.metadata.deletion_timestamp.as_ref();
-    let since = deleted.map(|deleted| now.duration_since(deleted.0));
-    let since = since.and_then(|since| Duration::try_from(since).ok());
-    since.unwrap_or_default() >= PATIENCE
 }
 
 async fn set_finalizers(vip: &Vip, client: &Client, finalizers: &[String]) -> Result<(), kube::Error> {

@@ -19,7 +19,12 @@ pub struct Package {
     sign: &'static str,
 }
 
-const PACKAGES: [Package; 19] = [
+const PACKAGES: [Package; 20] = [
+    // A DNS server that takes the names of load balancers.
+    Package {
+        name: "bind9",
+        sign: "named",
+    },
     Package {
         name: "binutils",
         sign: "strip",
@@ -126,6 +131,12 @@ const LLVM_LIBRARY: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     name: "iperf3",
     sign: "iperf3",
+}];
+
+/// The proxy that load balancers are compared with.
+pub const PROXY_PACKAGES: [Package; 1] = [Package {
+    name: "haproxy",
+    sign: "haproxy",
 }];
 
 /// The compiler of Cilium's programs. Debian 12's own version 14 is too old for them.
@@ -237,6 +248,12 @@ fn install(packages: &[&str]) -> Result<()> {
             .args(packages),
     )?;
     drop(policy);
+    // The policy holds until the machine's next start only.
+    if packages.contains(&"bind9") && is_there("systemctl") {
+        let _ = Command::new("systemctl")
+            .args(["disable", "--quiet", "named"])
+            .status();
+    }
     Ok(())
 }
 

@@ -24,8 +24,10 @@ const GOBGPD: GoTools = GoTools {
     tests: &[],
     binaries: &["gobgpd"],
 };
-/// The packages of the image, whose binaries have these names.
+/// The packages of the image.
 const PACKAGES: [&str; 3] = ["cidrd", "lbaasd", "thuban-speaker"];
+/// Their binaries.
+const BINARIES: [&str; 4] = ["cidrd", "lbaasd", "lbaasctl", "thuban-speaker"];
 
 /// Builds gobgpd if it doesn't exist; returns its folder.
 pub fn ensure_gobgpd() -> Result<PathBuf> {
@@ -40,7 +42,7 @@ pub fn archive(profile: Profile) -> Result<PathBuf> {
     let work = images_files(profile)?;
     let binaries = profile.binaries()?;
     let mut files = vec![(ensure_gobgpd()?.join("gobgpd"), "/bin/gobgpd".to_owned())];
-    for name in PACKAGES {
+    for name in BINARIES {
         let binary = stripped(&binaries.join(name), &work.join(name), "--strip-debug")?;
         files.push((binary, format!("/bin/{name}")));
     }

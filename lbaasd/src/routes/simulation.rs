@@ -2,8 +2,10 @@
 //! server that loses requests and answers. The clock is the test's.
 //!
 //! One address passes from Vip to Vip. At each moment, whoever announces it does so for the Vip that cidrd leases it
-//! to.
+//! to. So does each name in DNS, which a node announces until resolvers have forgotten it (`simulation/names.rs`).
 //! `THUBAN_SCHEDULES=N` runs N schedules (100).
+
+mod names;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
@@ -30,7 +32,8 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{Report, Serving, Speakers};
 use crate::leases::Leases;
-use crate::vip::{Ending, ending};
+use crate::vip::ending::{Ending, ending, is_withdrawn, proceed};
+use names::Dns;
 
 const LENGTH: Duration = Duration::from_hours(2);
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7));
@@ -48,6 +51,10 @@ struct Seen {
     left: u32,
     given_up: u32,
     conflicts: u32,
+    published: u32,
+    taken: u32,
+    /// Claims that came after the first withdrawal of their name.
+    late_claims: u32,
 }
 
 /// Everything outside of lbaasd.
@@ -61,6 +68,7 @@ struct World {
     lease: Mutex<Option<(String, Instant)>>,
     /// The UID for which each node announces the address.
     announced: Mutex<BTreeMap<&'static str, String>>,
+    dns: Dns,
     seen: Mutex<Seen>,
 }
 
@@ -159,6 +167,8 @@ impl World {
         for (node, uid) in &*self.announced.lock().unwrap() {
             assert_eq!(Some(uid), holder.as_ref(), "{node} announces another's address");
         }
+        let vip = self.vip.lock().unwrap();
+        self.dns.check(vip.as_ref(), holder.as_deref());
     }
 }
 
@@ -225,7 +235,7 @@ impl Lbaasd {
             known = vip;
             let Some(vip) = &known else { continue };
             let uid = vip.uid().unwrap();
-            if vip.metadata.deletion_timestamp.is_some() {
+            if is_withdrawn(vip) {
                 self.leases.forget(&uid);
             } else if world.chance(6) || self.leases.remaining(&uid, ADDRESS).is_none() {
                 self.renew(&world, &uid).await;
@@ -278,11 +288,15 @@ async fn vips(world: Arc<World>) {
         world.check();
         let vip = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip",
             "metadata": {"name": "web", "namespace": "red", "uid": uid},
-            "spec": {"service": "web", "ipFamilies": ["IPv4"]},
+            "spec": {"service": "web", "ipFamilies": ["IPv4"], "dns": {"name": names::random(&world)},
+                "drainSeconds": world.number(2) * 10},
             "status": {"addresses": [ADDRESS], "conditions": [{"type": "Accepted", "status": "True",
                 "reason": "Valid", "message": "", "lastTransitionTime": ""}]}});
         world.write(serde_json::from_value(vip).unwrap());
-        world.pause(200).await;
+        while !world.chance(4) {
+            world.pause(80).await;
+            names::change(&world);
+        }
         let mut vip = world.vip.lock().unwrap().clone().unwrap();
         let deleted = k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(world.timestamp());
         vip.metadata.deletion_timestamp = Some(deleted);
@@ -290,6 +304,21 @@ async fn vips(world: Arc<World>) {
         loop {
             world.pause(4).await;
             let vip = world.vip.lock().unwrap().clone().unwrap();
+            let mut further = vip.clone();
+            if proceed(&mut further, world.timestamp()) {
+                world.pause(3).await;
+                let version = world
+                    .vip
+                    .lock()
+                    .unwrap()
+                    .as_ref()
+                    .and_then(ResourceExt::resource_version);
+                if version == vip.resource_version() {
+                    world.write(further);
+                    world.check();
+                }
+                continue;
+            }
             let decided = ending(&vip, false, world.timestamp());
             world.pause(3).await;
             match decided {
@@ -472,12 +501,14 @@ fn run(seed: u64) -> Seen {
             version: Mutex::default(),
             lease: Mutex::default(),
             announced: Mutex::default(),
+            dns: Dns::default(),
             seen: Mutex::default(),
         });
         let lbaasds = [Lbaasd::new(&world), Lbaasd::new(&world)];
         let mut tasks = JoinSet::new();
         for lbaasd in &lbaasds {
             tasks.spawn(lbaasd.clone().live(world.clone()));
+            tasks.spawn(names::live(lbaasd.clone(), world.clone()));
         }
         for name in NODES {
             let node = Node {
@@ -491,6 +522,7 @@ fn run(seed: u64) -> Seen {
             };
             tasks.spawn(node.live());
         }
+        tasks.spawn(names::others(world.clone()));
         tasks.spawn(vips(world.clone()));
         tokio::select! {
             () = sleep_until(world.start + LENGTH) => {}
@@ -511,6 +543,9 @@ fn nobody_announces_an_address_for_another_than_its_holder() {
         all.left += seen.left;
         all.given_up += seen.given_up;
         all.conflicts += seen.conflicts;
+        all.published += seen.published;
+        all.taken += seen.taken;
+        all.late_claims += seen.late_claims;
     }
     eprintln!("{all:?}");
     let Seen {
@@ -519,11 +554,22 @@ fn nobody_announces_an_address_for_another_than_its_holder() {
         left,
         given_up,
         conflicts,
+        published,
+        taken,
+        late_claims,
     } = all;
+    let seen = [
+        announced,
+        released,
+        left,
+        given_up,
+        conflicts,
+        published,
+        taken,
+        late_claims,
+    ];
     assert!(
-        [announced, released, left, given_up, conflicts]
-            .iter()
-            .all(|count| *count > 0),
+        seen.iter().all(|count| *count > 0),
         "schedules that lack something prove little"
     );
 }

@@ -23,6 +23,7 @@ fn vip(status: &Value) -> Vip {
 
 fn deleted(mut vip: Vip) -> Vip {
     vip.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    vip.status.as_mut().unwrap().withdrawn_at = Some("2026-01-01T00:00:30Z".into());
     vip
 }
 
@@ -61,6 +62,10 @@ fn only_a_node_that_serves_an_address_gets_it() {
         address,
         &report(1, false)
     ));
+    // Until its name is gone, clients come.
+    let mut goes = deleted(vip(&json!({})));
+    goes.status.as_mut().unwrap().withdrawn_at = None;
+    assert!(may_have(&goes, "node-a", address, &report(1, false)));
     let mut others = report(1, false);
     others.serves = vec![serving("203.0.113.8", "red/web")];
     assert!(!may_have(&vip(&json!({})), "node-a", address, &others));

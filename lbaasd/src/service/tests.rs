@@ -1,8 +1,8 @@
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
-use thuban_api::{IpFamily, Vip, VipSpec};
+use thuban_api::{IpFamily, Vip, VipDns, VipSpec};
 
-use super::{Step, ingress, is_front, step, wanted, wants_front};
+use super::{Step, ingress, is_front, is_of_service, step, wanted, wants_front};
 
 fn service(spec: &Value, annotations: &Value) -> Service {
     serde_json::from_value(json!({
@@ -114,6 +114,59 @@ fn anothers_vip_of_the_name_is_waited_for_and_not_told() {
     assert_eq!(step(&service, Some(spec()), Some(&goes)), Step::Wait);
 }
 
+/// Returns a Service that lbaasd made for a Vip of its name.
+fn made_for(vip_uid: &str) -> Service {
+    let mut made = balanced();
+    let owner = json!([{"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip", "name": "web", "uid": vip_uid,
+        "controller": true}]);
+    made.metadata.owner_references = serde_json::from_value(owner).unwrap();
+    made
+}
+
+fn users_vip() -> Vip {
+    let mut vip = Vip::new("web", VipSpec::default());
+    vip.metadata.uid = Some("v1".into());
+    vip.status = serde_json::from_value(json!({"addresses": ["203.0.113.7"]})).unwrap();
+    vip
+}
+
+#[test]
+fn a_service_made_for_a_vip_gets_no_vip() {
+    let made = made_for("v1");
+    assert_eq!(wanted(&made, true), Ok(None));
+    assert_eq!(step(&made, None, None), Step::Keep);
+    assert_eq!(step(&made, None, Some(&users_vip())), Step::Keep);
+    // A Vip that a user made to look like the Service's.
+    let mut other = made;
+    other.spec.as_mut().unwrap().type_ = Some("ClusterIP".into());
+    assert_eq!(step(&other, None, Some(&vip(spec(), "s1"))), Step::Keep);
+}
+
+#[test]
+fn a_service_tells_the_addresses_of_the_vip_it_is_for() {
+    let told = |service: &Service| ingress(service, Some(&users_vip()));
+    assert_eq!(told(&made_for("v1")), ["203.0.113.7"]);
+    assert!(told(&made_for("v2")).is_empty(), "of a former Vip of the name");
+    assert!(told(&balanced()).is_empty(), "somebody's");
+    let mut goes = users_vip();
+    goes.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    assert_eq!(ingress(&made_for("v1"), Some(&goes)), ["203.0.113.7"]);
+    goes.status.as_mut().unwrap().withdrawn_at = Some("2026-01-01T00:00:30Z".into());
+    assert!(ingress(&made_for("v1"), Some(&goes)).is_empty());
+}
+
+#[test]
+fn only_a_service_of_its_name_can_have_made_a_vip() {
+    let mut own = vip(spec(), "s1");
+    assert!(is_of_service(&own));
+    own.spec.service = "other".into();
+    assert!(!is_of_service(&own));
+    assert!(!is_of_service(&users_vip()));
+    let mut charts = vip(spec(), "s1");
+    charts.metadata.owner_references.as_mut().unwrap()[0].kind = "Chart".into();
+    assert!(!is_of_service(&charts));
+}
+
 #[test]
 fn a_services_addresses_stay_until_nobody_announces_them() {
     let service = balanced();
@@ -124,8 +177,13 @@ fn a_services_addresses_stay_until_nobody_announces_them() {
     assert_eq!(ingress(&service, Some(&own)), ["203.0.113.7"]);
     own.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     assert_eq!(ingress(&service, Some(&own)), ["203.0.113.7"]);
+    own.status.as_mut().unwrap().withdrawn_at = Some("2026-01-01T00:00:30Z".into());
+    assert_eq!(ingress(&service, Some(&own)), ["203.0.113.7"]);
     own.status.as_mut().unwrap().announcers.clear();
     assert!(ingress(&service, Some(&own)).is_empty());
+    // Clients still come by the name.
+    own.status.as_mut().unwrap().withdrawn_at = None;
+    assert_eq!(ingress(&service, Some(&own)), ["203.0.113.7"]);
 }
 
 #[test]
@@ -150,4 +208,71 @@ fn a_service_chooses_how_clients_reach_its_backends() {
     assert!(is_front(&told));
     told.status = Some(serde_json::from_value(condition("False")).unwrap());
     assert!(!is_front(&told));
+}
+
+#[test]
+fn annotations_name_a_service_in_dns() {
+    let named = |name: &str, drain: &str| {
+        let mut service = balanced();
+        let annotations = service.metadata.annotations.get_or_insert_default();
+        annotations.insert("thuban.dev/dns-name".into(), name.into());
+        annotations.insert("thuban.dev/drain-seconds".into(), drain.into());
+        service
+    };
+    let spec = wanted(&named("shop.red.apps.example.com", "60"), false)
+        .unwrap()
+        .unwrap();
+    assert_eq!(spec.dns.as_ref().unwrap().name, "shop.red.apps.example.com");
+    assert_eq!(spec.drain_seconds, 60);
+    let long = format!("{}.example.com", "a".repeat(64));
+    for name in [
+        "",
+        "shop",
+        "shop.",
+        ".shop",
+        "Shop.example.com",
+        "-a.b",
+        "a-.b",
+        "a..b",
+        "a_b.c",
+        "*.b.c",
+        &long,
+    ] {
+        assert!(wanted(&named(name, "0"), false).is_err(), "{name}");
+    }
+    for drain in ["", "-1", "3601", "1m"] {
+        assert!(wanted(&named("a.b", drain), false).is_err(), "{drain}");
+    }
+}
+
+#[test]
+fn a_vips_name_follows_the_services_annotation() {
+    let service = balanced();
+    let with = |name: Option<&str>, ttl| VipSpec {
+        dns: name.map(|name| VipDns {
+            name: name.into(),
+            ttl_seconds: ttl,
+        }),
+        ..spec()
+    };
+    let changed = |wanted, has| step(&service, Some(wanted), Some(&vip(has, "s1")));
+    assert_eq!(
+        changed(with(Some("a.b"), None), spec()),
+        Step::Change(with(Some("a.b"), None))
+    );
+    // A TTL that an administrator gave the Vip stays.
+    assert_eq!(
+        changed(with(Some("a.b"), None), with(Some("a.b"), Some(5))),
+        Step::Keep
+    );
+    assert_eq!(
+        changed(with(Some("c.b"), None), with(Some("a.b"), Some(5))),
+        Step::Change(with(Some("c.b"), Some(5)))
+    );
+    assert_eq!(changed(spec(), with(Some("a.b"), None)), Step::Change(spec()));
+    let drains = VipSpec {
+        drain_seconds: 60,
+        ..spec()
+    };
+    assert_eq!(changed(drains.clone(), spec()), Step::Change(drains));
 }

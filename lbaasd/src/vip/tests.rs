@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use thuban_api::condition::find;
 use thuban_api::{ConditionStatus, IpFamily, IpPool, Vip};
 
-use super::{Outcome, accepted, choose, describe};
+use super::{Outcome, accepted, choose, describe, sum_up};
 
 fn pool(name: &str, more: &Value) -> IpPool {
     let mut pool = json!({
@@ -87,6 +87,36 @@ fn a_cidrd_that_is_away_takes_no_address() {
         find(&status.conditions, "Leased").unwrap().status,
         ConditionStatus::False
     );
+}
+
+#[test]
+fn ready_has_the_reason_of_what_is_first_untrue() {
+    let judged = |kinds: &[(&str, &str, &str)], dns: &Value| {
+        let condition = |(kind, status, reason): &(&str, &str, &str)| json!({"type": kind, "status": status, "reason": reason, "message": "so", "lastTransitionTime": ""});
+        let conditions: Vec<Value> = kinds.iter().map(condition).collect();
+        let mut vip = vip(&json!({"announcedBy": ["a", "b"], "conditions": conditions}));
+        vip.spec.dns = serde_json::from_value(dns.clone()).unwrap();
+        sum_up(&mut vip, Timestamp::now());
+        let status = vip.status.unwrap();
+        assert_eq!(status.nodes, 2);
+        let ready = find(&status.conditions, "Ready").unwrap();
+        (ready.status, ready.reason.clone(), ready.message.clone())
+    };
+    let (accepted, leased) = (("Accepted", "True", "Valid"), ("Leased", "True", "Held"));
+    let announced = ("Announced", "True", "Announced");
+    let reason = |kinds: &[(&str, &str, &str)]| judged(kinds, &Value::Null).1;
+    assert_eq!(reason(&[accepted, leased, announced]), "Ready");
+    assert_eq!(reason(&[accepted, leased]), "Pending");
+    assert_eq!(
+        reason(&[("Accepted", "False", "NameTaken"), leased, announced]),
+        "NameTaken"
+    );
+    let named = json!({"name": "shop.example.com"});
+    assert_eq!(judged(&[accepted, leased, announced], &named).1, "Pending");
+    let no_zone = ("DnsReady", "False", "NoZone");
+    let (status, reason, message) = judged(&[accepted, leased, announced, no_zone], &named);
+    assert_eq!((status, reason.as_str()), (ConditionStatus::False, "NoZone"));
+    assert_eq!(message, "DnsReady: so");
 }
 
 #[test]

@@ -51,6 +51,8 @@ const TIMED: [&str; 6] = [
 const NIC: &str = "nic";
 const E2E: &str = "cluster";
 const SIMULATOR: &str = "simulator";
+/// Needs an etcd and CoreDNS, and no cluster.
+const NAMES: &str = "dns";
 const GROUPS: [&str; 6] = ["check", "unit", SIMULATOR, "programs", "netns", "e2e"];
 /// Schedules of the simulator. `cargo xtask soak --only simulator` runs more of them.
 pub const SCHEDULES: u64 = 2_000;
@@ -141,7 +143,7 @@ fn run_group(group: &str, run: &Run<'_>, others: &mut Others, times: &mut Times)
     } = *run;
     let binaries = &built.binaries;
     let is_special = |binary: &&Binary| {
-        let names = [PROGRAMS, E2E, SIMULATOR, NIC].into_iter().chain(NETNS);
+        let names = [PROGRAMS, E2E, SIMULATOR, NIC, NAMES].into_iter().chain(NETNS);
         names.into_iter().any(|name| binary.is_test(name))
     };
     let named = |names: &[&str]| {
@@ -183,6 +185,7 @@ fn run_group(group: &str, run: &Run<'_>, others: &mut Others, times: &mut Times)
             let binary = named(&[E2E]).into_iter().next();
             run_e2e(
                 binary.context("no tests of a cluster were built")?,
+                &named(&[NAMES]),
                 others.take(),
                 times,
             )
@@ -221,8 +224,9 @@ fn run_each(
     Ok(sum)
 }
 
-/// Runs the tests on clusters of their own, which are made before and removed after.
-fn run_e2e(binary: &Binary, others: Others, times: &mut Times) -> Result<Sum> {
+/// Runs the tests on clusters of their own, which are made before and removed after. `names`: tests that need others'
+/// programs only.
+fn run_e2e(binary: &Binary, names: &[&Binary], others: Others, times: &mut Times) -> Result<Sum> {
     times.stage("e2e: others' programs", |_| match others {
         Some(building) => building.join().map_err(|_| anyhow!("a thread panicked"))?,
         None => prepare(),
@@ -236,7 +240,12 @@ fn run_e2e(binary: &Binary, others: Others, times: &mut Times) -> Result<Sum> {
             threads.map(thread::ScopedJoinHandle::join)
         })
     });
-    let mut sum = Sum::default();
+    let [etcd, coredns] = [kube::binaries()?.join("etcd"), dns::ensure()?.join("coredns")];
+    let programs = [("THUBAN_ETCD", etcd), ("THUBAN_COREDNS", coredns)];
+    let programs = programs
+        .each_ref()
+        .map(|(name, path)| (*name, path.to_str().unwrap_or_default()));
+    let mut sum = run_each(names, &[], &programs, times)?;
     for share in shares {
         let (own, took) = share.unwrap_or_else(|_| {
             (

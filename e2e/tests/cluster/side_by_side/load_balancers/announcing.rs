@@ -10,6 +10,7 @@ use thuban_cluster::Cluster;
 use thuban_cluster::router::{ASN, NODES_ASN, Router};
 
 use super::fronts::{Connections, ensure_own_address};
+use super::vips::{self, Backends};
 use super::{Installed, Parts, pool};
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
 use crate::tenants::tenants;
@@ -45,7 +46,7 @@ impl Drop for Made<'_> {
     fn drop(&mut self) {
         let _ = delete(
             self.0,
-            &["service,pod", "-n", TENANT, "-l", "test=announcing", "--now"],
+            &["vip,service,pod", "-n", TENANT, "-l", "test=announcing", "--now"],
         );
         let _ = delete(self.0, &["bgppeer", "router"]);
         let _ = delete(self.0, &["ippool", POOL]);
@@ -57,7 +58,7 @@ fn vip(cluster: &Cluster) -> Result<Value> {
 }
 
 /// Waits until the router has so many ways to the address. Tells what is known otherwise.
-fn wait_for_next_hops(cluster: &Cluster, router: &Router, address: IpAddr, count: usize) -> Result<()> {
+pub fn wait_for_next_hops(cluster: &Cluster, router: &Router, address: IpAddr, count: usize) -> Result<()> {
     let mut last = Vec::new();
     cluster
         .wait_for(&format!("{count} next hops"), SOON, || {
@@ -84,12 +85,42 @@ fn wait_for_next_hops(cluster: &Cluster, router: &Router, address: IpAddr, count
 }
 
 /// Asks by several connections, and returns who answered.
-fn answers(router: &Router, address: SocketAddr) -> Result<BTreeSet<String>> {
+pub fn answers(router: &Router, address: SocketAddr) -> Result<BTreeSet<String>> {
     router.at_client(|| {
         (0..24)
             .map(|_| http_hostname_at(address, REACHED))
             .collect::<Result<_>>()
     })
+}
+
+/// Asserts that an address is announced without lbaasd and cidrd, too.
+fn outlives_control_plane(
+    cluster: &Cluster,
+    router: &Router,
+    server: SocketAddr,
+    answering: &BTreeSet<String>,
+) -> Result<()> {
+    for workload in ["deployment/thuban-cidrd", "deployment/thuban-lbaasd"] {
+        cluster.kubectl(&["scale", "-n", SYSTEM, workload, "--replicas=0"])?;
+    }
+    cluster.wait_for("the end of lbaasd", SOON, || {
+        let pods = cluster.kubectl(&[
+            "get",
+            "pods",
+            "-n",
+            SYSTEM,
+            "-l",
+            "app.kubernetes.io/name=thuban-lbaasd",
+        ])?;
+        Ok(pods.trim().is_empty())
+    })?;
+    assert_eq!(answers(router, server)?, *answering);
+    for workload in ["deployment/thuban-cidrd", "deployment/thuban-lbaasd"] {
+        cluster.kubectl(&["scale", "-n", SYSTEM, workload, "--replicas=2"])?;
+        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
+    }
+    assert_eq!(answers(router, server)?, *answering);
+    Ok(())
 }
 
 #[test]
@@ -156,6 +187,14 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     })?;
     let lease = get(cluster, &["iplease", &address.to_string()])?;
     assert_eq!(lease["spec"]["holder"]["uid"], vip(cluster)?["metadata"]["uid"]);
+    let backends = Backends {
+        namespace: TENANT,
+        app: NAME,
+        pool: POOL,
+        pods: &both,
+        labels: json!({"test": "announcing"}),
+    };
+    vips::check(cluster, &router, &backends)?;
     // With `Local` only nodes with a backend announce it.
     let local = r#"{"spec":{"externalTrafficPolicy":"Local"}}"#;
     cluster.kubectl(&[
@@ -170,27 +209,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     ])?;
     wait_for_next_hops(cluster, &router, address, 2)?;
     assert_eq!(answers(&router, server)?, both);
-    // Without lbaasd and cidrd it is announced all the same.
-    for workload in ["deployment/thuban-cidrd", "deployment/thuban-lbaasd"] {
-        cluster.kubectl(&["scale", "-n", SYSTEM, workload, "--replicas=0"])?;
-    }
-    cluster.wait_for("the end of lbaasd", SOON, || {
-        let pods = cluster.kubectl(&[
-            "get",
-            "pods",
-            "-n",
-            SYSTEM,
-            "-l",
-            "app.kubernetes.io/name=thuban-lbaasd",
-        ])?;
-        Ok(pods.trim().is_empty())
-    })?;
-    assert_eq!(answers(&router, server)?, both);
-    for workload in ["deployment/thuban-cidrd", "deployment/thuban-lbaasd"] {
-        cluster.kubectl(&["scale", "-n", SYSTEM, workload, "--replicas=2"])?;
-        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
-    }
-    assert_eq!(answers(&router, server)?, both);
+    outlives_control_plane(cluster, &router, server, &both)?;
     // The end: withdrawn, then released.
     delete(cluster, &["service", "-n", TENANT, NAME])?;
     wait_for_next_hops(cluster, &router, address, 0)?;

@@ -4,6 +4,7 @@
 mod announcing;
 mod fronts;
 mod leases;
+mod vips;
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -46,7 +47,7 @@ impl<'a> Installed<'a> {
         for file in files {
             cluster.kubectl(&["apply", "-f", &format!("{MANIFESTS}/{file}")])?;
         }
-        for kind in ["ippools", "ipleases", "vips", "bgppeers"] {
+        for kind in ["ippools", "ipleases", "vips", "vipprofiles", "bgppeers"] {
             let crd = format!("crd/{kind}.thuban.dev");
             cluster.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"])?;
         }

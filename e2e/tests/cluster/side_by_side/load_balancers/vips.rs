@@ -1,0 +1,313 @@
+//! Vips that users make: by lbaasctl, for a Service that stays as it is, with a Service that lbaasd makes.
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
+use thuban_cluster::router::Router;
+
+use crate::actor::Actor;
+use crate::support::{PORT, apply, binary, condition, delete, get};
+
+use super::announcing::{answers, wait_for_next_hops};
+
+const SOON: Duration = Duration::from_mins(1);
+
+/// The Service whose pods answer, and what the test makes of it.
+pub struct Backends<'a> {
+    pub namespace: &'a str,
+    /// The label `app` of the pods.
+    pub app: &'a str,
+    pub pool: &'a str,
+    /// The pods' names.
+    pub pods: &'a BTreeSet<String>,
+    /// A label of the test's objects.
+    pub labels: Value,
+}
+
+/// What lbaasctl said and wrote, and its exit code.
+struct Said {
+    text: String,
+    code: Option<i32>,
+}
+
+fn lbaasctl(cluster: &Cluster, line: &str) -> Result<Said> {
+    let output = Command::new(binary("lbaasctl")?)
+        .env("KUBECONFIG", cluster.instance().kubeconfig())
+        .args(line.split_whitespace())
+        .output()
+        .context("lbaasctl")?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok(Said {
+        text: String::from_utf8_lossy(&text).into_owned(),
+        code: output.status.code(),
+    })
+}
+
+/// Runs a command that must succeed and say a word.
+fn says(cluster: &Cluster, line: &str, word: &str) -> Result<String> {
+    let said = lbaasctl(cluster, line)?;
+    assert_eq!(said.code, Some(0), "{line}: {}", said.text);
+    assert!(said.text.contains(word), "{line}: {}", said.text);
+    Ok(said.text)
+}
+
+/// Runs a command that must fail and say a word.
+fn refuses(cluster: &Cluster, line: &str, code: i32, word: &str) -> Result<()> {
+    let said = lbaasctl(cluster, line)?;
+    assert_eq!(said.code, Some(code), "{line}: {}", said.text);
+    assert!(said.text.contains(word), "{line}: {}", said.text);
+    Ok(())
+}
+
+/// Objects that a test makes for these backends.
+impl Backends<'_> {
+    fn object(&self, api: &str, kind: &str, name: &str, spec: &Value) -> Value {
+        json!({"apiVersion": api, "kind": kind, "spec": spec,
+            "metadata": {"name": name, "namespace": self.namespace, "labels": self.labels}})
+    }
+
+    fn vip(&self, name: &str, spec: &Value) -> Value {
+        self.object("thuban.dev/v1alpha1", "Vip", name, spec)
+    }
+
+    fn get(&self, cluster: &Cluster, kind: &str, name: &str) -> Result<Value> {
+        get(cluster, &[kind, "-n", self.namespace, name])
+    }
+
+    fn patch(&self, cluster: &Cluster, service: &str, patch: &Value) -> Result<()> {
+        let patch = patch.to_string();
+        cluster
+            .kubectl(&["patch", "service", "-n", self.namespace, service, "-p", &patch])
+            .map(drop)
+    }
+
+    /// Waits until a field of the Vip's Service has a value.
+    fn wait_for(&self, cluster: &Cluster, pointer: &str, value: &Value) -> Result<()> {
+        let mut last = Value::Null;
+        cluster
+            .wait_for(&format!("{pointer} of the Vip's Service"), SOON, || {
+                last = self.get(cluster, "service", "shop")?;
+                Ok(last.pointer(pointer) == Some(value))
+            })
+            .with_context(|| format!("{last:#}"))
+    }
+}
+
+/// Has a client outside reach a Vip that a user makes, from its making to its end.
+pub fn check(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<()> {
+    let Backends {
+        namespace, app, pool, ..
+    } = *backends;
+    let port = |name: &str, port: u16| json!({"name": name, "port": port, "targetPort": PORT});
+    let web = json!({"selector": {"app": app}, "ports": [port("http", 80), port("more", 81)]});
+    let sticky = backends.object(
+        "thuban.dev/v1alpha1",
+        "VipProfile",
+        "sticky",
+        &json!({"affinitySeconds": 60}),
+    );
+    apply(cluster, &[backends.object("v1", "Service", "web", &web), sticky])?;
+
+    let line = format!("{namespace}/shop web 80 tcp sticky --pool {pool}");
+    says(cluster, &format!("{line} --wait=60"), "ready 203.0.113.")?;
+    says(cluster, &line, "unchanged")?;
+    let vip = backends.get(cluster, "vip", "shop")?;
+    assert_eq!(condition(&vip, "Ready").context("Ready")?["status"], "True");
+    assert_eq!(
+        vip["status"]["nodes"],
+        json!(vip["status"]["announcedBy"].as_array().map(Vec::len))
+    );
+    let address: IpAddr = vip["status"]["addresses"][0]
+        .as_str()
+        .context("an address")?
+        .parse()?;
+    // Without a NodePort, only nodes with a backend serve a tenant's Service.
+    wait_for_next_hops(cluster, router, address, backends.pods.len())?;
+    let service = backends.get(cluster, "service", "shop")?;
+    assert_eq!(
+        service["metadata"]["ownerReferences"][0]["uid"],
+        vip["metadata"]["uid"]
+    );
+    let ports = service["spec"]["ports"].as_array().context("ports")?;
+    assert_eq!((ports.len(), &ports[0]["port"]), (1, &json!(80)), "{service:#}");
+    let stuck = answers(router, SocketAddr::new(address, 80))?;
+    assert!(stuck.len() == 1 && stuck.is_subset(backends.pods), "{stuck:?}");
+
+    // The Service follows.
+    says(cluster, &format!("{namespace}/shop web 81 tcp"), "changed")?;
+    backends.wait_for(cluster, "/spec/ports/1/port", &json!(81))?;
+    cluster.wait_for("an answer by the second port", SOON, || {
+        Ok(answers(router, SocketAddr::new(address, 81)).is_ok())
+    })?;
+    backends.patch(cluster, "web", &json!({"spec": {"selector": {"app": "other"}}}))?;
+    backends.wait_for(cluster, "/spec/selector/app", &json!("other"))?;
+    backends.patch(cluster, "web", &json!({"spec": {"selector": {"app": app}}}))?;
+    backends.wait_for(cluster, "/spec/selector/app", &json!(app))?;
+    let longer = json!({"spec": {"affinitySeconds": 90}}).to_string();
+    cluster.kubectl(&[
+        "patch",
+        "vipprofile",
+        "-n",
+        namespace,
+        "sticky",
+        "--type=merge",
+        "-p",
+        &longer,
+    ])?;
+    backends.wait_for(
+        cluster,
+        "/spec/sessionAffinityConfig/clientIP/timeoutSeconds",
+        &json!(90),
+    )?;
+    // Somebody deletes it, or edits it.
+    delete(cluster, &["service", "-n", namespace, "shop"])?;
+    backends.wait_for(
+        cluster,
+        "/status/loadBalancer/ingress/0/ip",
+        &json!(address.to_string()),
+    )?;
+    backends.patch(cluster, "shop", &json!({"spec": {"selector": {"app": "other"}}}))?;
+    backends.wait_for(cluster, "/spec/selector/app", &json!(app))?;
+    cluster.wait_for("an answer of the Service that was made anew", SOON, || {
+        Ok(answers(router, SocketAddr::new(address, 80)).is_ok())
+    })?;
+
+    refusals(cluster, backends)?;
+    shown(cluster, backends)?;
+    says(cluster, &format!("delete {namespace}/shop --wait=60"), "gone")?;
+    cluster.wait_for("the end of the Vip's Service and lease", SOON, || {
+        Ok(backends.get(cluster, "service", "shop").is_err()
+            && get(cluster, &["iplease", &address.to_string()]).is_err())
+    })?;
+    assert_eq!(
+        backends.get(cluster, "service", "web")?["spec"]["selector"]["app"],
+        app
+    );
+    delete(
+        cluster,
+        &[
+            "service,vipprofile",
+            "-n",
+            namespace,
+            "web",
+            "sticky",
+            "--ignore-not-found",
+        ],
+    )
+}
+
+/// What lbaasd refuses, and what it may not do.
+fn refusals(cluster: &Cluster, backends: &Backends) -> Result<()> {
+    let namespace = backends.namespace;
+    let cases = [
+        ("web", json!({"service": "web"}), "NameTaken"),
+        ("chain", json!({"service": "shop"}), "ServiceIsDerived"),
+        ("nowhere", json!({"service": "nothing"}), "ServiceNotFound"),
+        (
+            "port",
+            json!({"service": "web", "ports": [{"port": 80, "protocol": "UDP"}]}),
+            "PortNotFound",
+        ),
+        (
+            "profile",
+            json!({"service": "web", "profiles": ["lost"]}),
+            "ProfileNotFound",
+        ),
+        (
+            "family",
+            json!({"service": "web", "ipFamilies": ["IPv6"]}),
+            "FamilyNotServed",
+        ),
+    ];
+    let vips: Vec<Value> = cases
+        .iter()
+        .map(|(name, spec, _)| backends.vip(name, spec))
+        .collect();
+    apply(cluster, &vips)?;
+    for (name, _, reason) in &cases {
+        cluster.wait_for(reason, SOON, || {
+            let vip = backends.get(cluster, "vip", name)?;
+            let ready = condition(&vip, "Ready").context("Ready")?["reason"] == *reason;
+            Ok(ready && condition(&vip, "Accepted").context("Accepted")?["reason"] == *reason)
+        })?;
+        assert!(
+            *name == "web" || backends.get(cluster, "service", name).is_err(),
+            "{name}"
+        );
+    }
+    let web = backends.get(cluster, "service", "web")?;
+    assert_eq!(web["metadata"].get("ownerReferences"), None);
+    let late = format!("{namespace}/port web 80 udp --wait=1");
+    refuses(
+        cluster,
+        &late,
+        1,
+        "PortNotFound: Accepted: spec.ports: Service web has no port 80/UDP",
+    )?;
+    for (name, ..) in cases {
+        says(
+            cluster,
+            &format!("delete -n {namespace} {name} --wait=30"),
+            "gone",
+        )?;
+    }
+    cluster.wait_for("the rights of those who edit a namespace", SOON, || {
+        let rules = get(cluster, &["clusterrole", "edit"])?["rules"].to_string();
+        Ok(rules.contains("vipprofiles"))
+    })?;
+    let lbaasd = Actor::service_account(cluster, "thuban-system", "thuban-lbaasd")?;
+    let answer = lbaasd.write("replace", &web, &[]);
+    lbaasd.is_refused("write anybody's Service", answer, &["does not follow from a Vip"]);
+    let mut forged = backends.object("v1", "Service", "forged", &json!({"ports": [{"port": 80}]}));
+    let answer = lbaasd.write("create", &forged, &[]);
+    lbaasd.is_refused(
+        "make a Service of its own",
+        answer,
+        &["does not follow from a Vip"],
+    );
+    let answer = lbaasd.kubectl(&["delete", "service", "-n", namespace, "web", "--dry-run=server"]);
+    lbaasd.is_refused("delete a Service", answer, &["cannot delete"]);
+    // People hear of a wrong annotation.
+    forged["metadata"]["name"] = json!("wrong");
+    forged["metadata"]["annotations"] = json!({"thuban.dev/load-balancer-ips": "nonsense"});
+    forged["spec"]["type"] = json!("LoadBalancer");
+    forged["spec"]["loadBalancerClass"] = json!("thuban.dev/vip");
+    apply(cluster, &[forged])?;
+    let events = [
+        "events",
+        "-n",
+        namespace,
+        "--field-selector=involvedObject.name=wrong",
+    ];
+    cluster.wait_for("an event", SOON, || {
+        let events = get(cluster, &events)?;
+        let mut events = events["items"].as_array().into_iter().flatten();
+        Ok(events.any(|event| event["reason"] == "InvalidAnnotation"))
+    })?;
+    delete(cluster, &["service", "-n", namespace, "wrong"])
+}
+
+/// What lbaasctl shows.
+fn shown(cluster: &Cluster, backends: &Backends) -> Result<()> {
+    let namespace = backends.namespace;
+    let list = says(cluster, &format!("list -n {namespace}"), "80/TCP,81/TCP")?;
+    assert!(list.contains("Ready") && list.contains(backends.pool), "{list}");
+    says(cluster, "list -A", namespace)?;
+    let members = says(cluster, &format!("members {namespace}/shop"), "ready")?;
+    assert!(backends.pods.iter().all(|pod| members.contains(pod)), "{members}");
+    says(cluster, "pools", backends.pool)?;
+    let shop = says(cluster, &format!("get {namespace}/shop -o json"), "")?;
+    assert_eq!(serde_json::from_str::<Value>(&shop)?["spec"]["service"], "web");
+    let other = format!("{namespace}/shop other 80 tcp");
+    refuses(cluster, &other, 1, "give the new Vip another name")?;
+    let moved = format!("{namespace}/shop web 80 tcp --pool other");
+    refuses(cluster, &moved, 1, "spec.pool can't be changed: make another Vip")?;
+    let made = format!("delete {namespace}/{}", backends.app);
+    refuses(cluster, &made, 1, "delete the Service")?;
+    refuses(cluster, "shop web http tcp", 2, "invalid value 'http'")
+}
