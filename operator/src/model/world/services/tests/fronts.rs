@@ -99,10 +99,12 @@ fn rows_of_a_load_balancer_name_its_clients() {
             v4: v4.clone(),
             ..Clients::default()
         };
-        let limited = Service {
+        let mut limited = Service {
             clients: Some(clients),
             ..fronted("1")
         };
+        let backends = limited.tables[0].1[0].backends.iter().copied();
+        limited.exposed[0].1[0].local = Some(backends.collect());
         let cluster = limited.exposed[0].0;
         world.set_service(&name("s"), Some(limited));
         world.flush();
