@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use clap::Subcommand;
 
 use crate::{
-    bench_cluster, bench_peers, bench_services,
+    bench_cluster, bench_load_balancers, bench_peers, bench_services,
     build::{self, root, step},
     cni_tools, deps, ebpf,
     go_tools::GoTools,
@@ -74,6 +74,13 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+    /// Measure load balancers beside kube-proxy, haproxy and nftables, on two clusters. `--help` lists the options
+    #[command(disable_help_flag = true)]
+    Lb {
+        /// Arguments of the benchmark
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
     /// Measure Thuban beside other network plugins, each on a cluster of its own. `--help` lists the options
     #[command(disable_help_flag = true)]
     Peers {
@@ -95,6 +102,7 @@ pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {
         Benchmark::Neighbours { arguments } => with_node("neighbours-bench", &[], arguments),
         Benchmark::Scale { arguments } => scale(arguments),
         Benchmark::Services { arguments } => bench_services::run(arguments),
+        Benchmark::Lb { arguments } => bench_load_balancers::run(arguments),
         Benchmark::Peers { arguments } => bench_peers::run(arguments),
     }
 }

@@ -130,7 +130,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         }
         build::run()?;
     }
-    let benchmark = step("benchmark", build::peers)?;
+    let benchmark = step("benchmark", || build::bench_of_clusters("peers-bench"))?;
     let result = up(&peers, given.reuse).and_then(|()| {
         let clusters: Vec<String> = peers
             .iter()

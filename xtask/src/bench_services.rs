@@ -96,7 +96,7 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         }
         build::run()?;
     }
-    let benchmark = step("benchmark", build::services)?;
+    let benchmark = step("benchmark", || build::bench_of_clusters("services-bench"))?;
     let result = up(&given).and_then(|()| {
         let list = |all: &[String]| all.join(",");
         let sizes: Vec<String> = given.services.iter().map(usize::to_string).collect();

@@ -145,16 +145,10 @@ pub fn scale() -> Result<PathBuf> {
     Profile::Release.binaries()
 }
 
-/// Builds the benchmark of Services, with the dependencies of the images' binaries.
-pub fn services() -> Result<PathBuf> {
-    release(&["-p", "thuban-e2e", "--bin", "services-bench"])?;
-    Ok(Profile::Release.binaries()?.join("services-bench"))
-}
-
-/// Builds the benchmark of other network plugins.
-pub fn peers() -> Result<PathBuf> {
-    release(&["-p", "thuban-e2e", "--bin", "peers-bench"])?;
-    Ok(Profile::Release.binaries()?.join("peers-bench"))
+/// Builds a benchmark that runs on clusters, with the dependencies of the images' binaries; returns its path.
+pub fn bench_of_clusters(name: &str) -> Result<PathBuf> {
+    release(&["-p", "thuban-e2e", "--bin", name])?;
+    Ok(Profile::Release.binaries()?.join(name))
 }
 
 /// The binaries that the benchmark of CNI runs: those of the images, and the benchmark itself.

@@ -7,6 +7,7 @@ use thuban_cluster::Cluster;
 
 mod bench;
 mod bench_cluster;
+mod bench_load_balancers;
 mod bench_peers;
 mod bench_services;
 mod btf;

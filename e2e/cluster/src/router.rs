@@ -9,6 +9,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 use crate::command::run;
 use crate::handle::Cluster;
@@ -22,7 +26,7 @@ pub const ASN: u32 = 64_512;
 pub const NODES_ASN: u32 = 64_513;
 /// The network behind the router: the router's address in it, and the client's.
 pub const CLIENTS: &str = "192.0.2.0/24";
-const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+pub const INSIDE: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 pub const CLIENT: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 2);
 /// The last byte of the router's address in the underlay.
 const LAST: u8 = 250;
@@ -64,6 +68,27 @@ impl Router {
 
     fn namespace(&self) -> String {
         format!("thuban-{}-router", self.cluster.name())
+    }
+
+    /// Returns the file of the client's network namespace.
+    pub fn client_path(&self) -> PathBuf {
+        namespace_path(&self.client_namespace())
+    }
+
+    /// Returns the file of the router's network namespace.
+    pub fn path(&self) -> PathBuf {
+        namespace_path(&self.namespace())
+    }
+
+    /// Has the router send what is for an address by these next hops. It prefers them to those of BGP.
+    pub fn route(&self, address: IpAddr, hops: &[Ipv4Addr]) -> Result<()> {
+        let (namespace, address) = (self.namespace(), address.to_string());
+        let hops: Vec<String> = hops.iter().map(Ipv4Addr::to_string).collect();
+        let mut arguments = vec!["-n", &namespace, "route", "replace", &address];
+        for hop in &hops {
+            arguments.extend(["nexthop", "via", hop]);
+        }
+        run("ip", &arguments).map(drop)
     }
 
     fn client_namespace(&self) -> String {
@@ -176,8 +201,7 @@ impl Router {
 
     /// Runs `work` on a thread of its own at the client.
     pub fn at_client<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
-        let namespace =
-            File::open(namespace_path(&self.client_namespace())).context("the client's namespace")?;
+        let namespace = File::open(self.client_path()).context("the client's namespace")?;
         inside(namespace, work)
     }
 
@@ -196,9 +220,15 @@ impl Router {
         self.daemons.clear();
         for namespace in [self.namespace(), self.client_namespace()] {
             if namespace_path(&namespace).exists() {
+                // A run that was killed leaves its programs behind, and with them the namespace.
+                let processes = run("ip", &["netns", "pids", &namespace]).unwrap_or_default();
+                for process in processes.split_whitespace().flat_map(str::parse) {
+                    let _ = kill(Pid::from_raw(process), Signal::SIGKILL);
+                }
                 let _ = run("ip", &["netns", "del", &namespace]);
             }
         }
+        let _ = run("ip", &["link", "del", &self.link()]);
         for node in NODES {
             let _ = self.cluster.exec_on_node(node, &["ip", "route", "del", CLIENTS]);
         }

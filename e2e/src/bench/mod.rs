@@ -1,6 +1,6 @@
-//! The benchmarks, each with the name of its command `cargo xtask bench …` (`controlplane` is `bench scale`), and the
-//! parts that they share: statistics, tables, the report and its plot, the machine, an API server, processes and
-//! threads on one core.
+//! The benchmarks, each with the name of its command `cargo xtask bench …` (`controlplane` is `bench scale`,
+//! `load_balancers` is `bench lb`), and the parts that they share: statistics, tables, the report and its plot, the
+//! machine, an API server, processes and threads on one core.
 //!
 //! A benchmark passes or fails nothing by time; only a measurement that can't be made is an error.
 
@@ -9,6 +9,7 @@ pub mod cni;
 pub mod controlplane;
 pub mod datapath;
 mod kube_proxy;
+pub mod load_balancers;
 pub mod machine;
 pub mod neighbours;
 mod node;

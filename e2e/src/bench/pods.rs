@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use thuban_cluster::{Cluster, Tasks, namespace};
+use thuban_cluster::{Cluster, NODES as ALL_NODES, Tasks, namespace};
 
 /// The client's node, and the other one.
 pub const NODES: [&str; 2] = ["node-a", "node-b"];
@@ -23,6 +23,16 @@ pub struct Pod {
 }
 
 impl Pod {
+    /// Makes a pod of a network namespace that exists: programs outside of the cluster, or of a node, do the same work
+    /// as those of pods.
+    pub fn of(namespace: PathBuf, address: Ipv4Addr) -> Self {
+        Self {
+            name: namespace.display().to_string(),
+            address,
+            namespace,
+        }
+    }
+
     /// Moves the calling thread into the pod's network namespace, for good.
     pub fn enter(&self) -> Result<()> {
         namespace::enter(self.open()?)
@@ -85,7 +95,7 @@ pub fn spec(node: &str) -> Value {
 /// Returns the pods that run, with their network namespaces.
 fn running(cluster: &Cluster, space: &str) -> Result<Vec<Pod>> {
     let list: Value = serde_json::from_str(&cluster.kubectl(&["get", "pods", "-n", space, "-o", "json"])?)?;
-    let tasks = NODES.map(|node| Ok((node, Tasks::of(cluster, node)?)));
+    let tasks = ALL_NODES.map(|node| Ok((node, Tasks::of(cluster, node)?)));
     let tasks = tasks.into_iter().collect::<Result<Vec<_>>>()?;
     let find = |pod: &Value| {
         let container = pod["status"]["containerStatuses"][0]["containerID"].as_str()?;

@@ -3,7 +3,7 @@
 use serde::Serialize;
 
 use super::{
-    stats::{median, median_ratio, sorted},
+    stats::{median, median_ratio, quantile, sorted},
     table::{Table, number},
 };
 
@@ -74,6 +74,12 @@ impl Results {
 
     pub fn median(&self, case: &str, metric: &str) -> Option<f64> {
         self.find(case, metric).map(Series::median)
+    }
+
+    /// Returns the least sample such that `part` of all samples are not above it.
+    pub fn quantile(&self, case: &str, metric: &str, part: f64) -> Option<f64> {
+        let series = self.find(case, metric)?;
+        Some(quantile(&sorted(series.samples.iter().copied()), part))
     }
 
     /// Returns the median of one case's samples divided by another's of the same round.

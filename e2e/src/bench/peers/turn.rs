@@ -25,7 +25,7 @@ const PROOF: u64 = 10_000;
 const PATIENCE: Duration = Duration::from_mins(2);
 
 /// Metrics of traffic from pod to pod, each with that of the same traffic by a Service.
-pub const BY_SERVICE: [(&str, &str); 8] = [
+pub const BY_SERVICE: [(&str, &str); 9] = [
     ("tcp1_gbps", "service_tcp1_gbps"),
     ("cpu_ms_per_gb", "service_cpu_ms_per_gb"),
     ("tcp8_gbps", "service_tcp8_gbps"),
@@ -34,6 +34,7 @@ pub const BY_SERVICE: [(&str, &str); 8] = [
     ("crr_per_s", "service_crr_per_s"),
     ("udp64_pps", "service_udp64_pps"),
     ("udp64_loss", "service_udp64_loss"),
+    ("udp64_cpu_us", "service_udp64_cpu_us"),
 ];
 
 /// Pauses a cluster at its end.

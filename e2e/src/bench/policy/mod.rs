@@ -4,7 +4,7 @@
 //! Cases take turns as in the benchmark of the data plane. Each proves that its rules are asked: without the one that
 //! lets the client in, no ping comes through.
 
-mod nft;
+pub(super) mod nft;
 mod peer;
 mod rules;
 

@@ -57,26 +57,34 @@ pub fn effects(site: &Site, runtime: &Runtime, count: usize, pause: Duration) ->
             break;
         }
         let backends = if is_far { &site.pods.far } else { &site.pods.near };
-        effects.push(effect(site, runtime, target, backends, is_far)?);
+        let is_wanted = |number| FAR.contains(&number) == is_far;
+        effects.push(effect(&site.pods.client, target, is_wanted, || {
+            runtime.block_on(objects::change(&site.client, backends))
+        })?);
         // The pause varies, so that it does not match any period.
         thread::sleep(pause.mul_f64(1.0 + 0.1 * f64::from((number % 5) as u8)));
     }
     Ok(effects)
 }
 
-fn effect(site: &Site, runtime: &Runtime, target: &Target, backends: &[Pod], is_far: bool) -> Result<Effect> {
+/// Makes a change, after which the client's connections to the target reach only wanted backends, by their numbers.
+pub fn effect(
+    client: &Pod,
+    target: &Target,
+    is_wanted: impl Fn(u8) -> bool + Send,
+    change: impl FnOnce() -> Result<()>,
+) -> Result<Effect> {
     let (tell, begins) = mpsc::channel();
     thread::scope(|scope| {
         let prober = scope.spawn(move || {
-            site.pods.client.run(|| {
+            client.run(|| {
                 pin(CLIENT_CORE)?;
-                probe(target, |number| FAR.contains(&number) == is_far, &tell)
+                probe(target, is_wanted, &tell)
             })
         });
         begins.recv().context("the client has ended")?;
         let sent = Instant::now();
-        let written = runtime.block_on(objects::change(&site.client, backends));
-        let written = written.map(|()| sent.elapsed());
+        let written = change().map(|()| sent.elapsed());
         let (since, failed) = prober.join().map_err(|_| anyhow!("the client panicked"))??;
         Ok(Effect {
             written: written?,

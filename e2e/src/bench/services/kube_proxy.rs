@@ -1,4 +1,4 @@
-//! kube-proxy on two nodes of a cluster, for one turn. Everything that it made is removed at the end.
+//! kube-proxy on nodes of a cluster, for one turn. Everything that it made is removed at the end.
 
 use std::{
     env,
@@ -12,15 +12,12 @@ use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
 use super::routes::POD_RANGE;
-use crate::bench::{
-    kube_proxy::{Mode, arguments},
-    pods::NODES,
-};
+use crate::bench::kube_proxy::{Mode, arguments};
 
 /// Input of iptables-restore: no rules and no chains.
 const EMPTY: &str = "*nat\\nCOMMIT\\n*filter\\nCOMMIT\\n*mangle\\nCOMMIT\\n";
 
-/// The kube-proxy of all nodes; it ends with its owner.
+/// The kube-proxy of the nodes; it ends with its owner.
 #[derive(Debug)]
 pub struct KubeProxy<'a> {
     cluster: &'a Cluster,
@@ -29,7 +26,7 @@ pub struct KubeProxy<'a> {
 }
 
 impl<'a> KubeProxy<'a> {
-    pub fn start(cluster: &'a Cluster, program: &Path, mode: Mode) -> Result<Self> {
+    pub fn start(cluster: &'a Cluster, program: &Path, mode: Mode, nodes: &[&'static str]) -> Result<Self> {
         let legacy = legacy(cluster)?;
         let mut folders = vec![legacy];
         folders.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
@@ -39,7 +36,7 @@ impl<'a> KubeProxy<'a> {
             running: Vec::new(),
         };
         let instance = cluster.instance();
-        for node in NODES {
+        for &node in nodes {
             let log = instance.logs().join(format!("kube-proxy-{node}.log"));
             let log = File::create(&log).with_context(|| format!("making {}", log.display()))?;
             let mut command = Command::new("nsenter");

@@ -13,20 +13,23 @@ const TABLES_OF_TRAFFIC: [&str; 4] = ["CONNECTIONS", "SHARES", "AFFINITY", "PEND
 /// Returns the MiB of a node's tables of Services, and of its tables of connections to Services, as the kernel accounts
 /// them.
 pub fn tables_mib(cluster: &Cluster, node: &str) -> Result<(f64, f64)> {
-    let sum = |names: &[&str]| -> Result<f64> {
-        let bytes = names.iter().map(|name| {
-            let show = format!(
-                "for pin in /sys/fs/bpf/thuban/layout_*/maps/{name}; do bpftool -j map show pinned $pin; done"
-            );
-            let shown = cluster.exec_on_node(node, &["sh", "-c", &show])?;
-            let shown: Value = serde_json::from_str(&shown).with_context(|| format!("{name}: {shown}"))?;
-            shown["bytes_memlock"]
-                .as_u64()
-                .with_context(|| format!("{name} has no size"))
-        });
-        Ok(float(bytes.sum::<Result<u64>>()?) / float(1 << 20))
-    };
+    let sum = |names: &[&str]| maps_mib(cluster, node, names);
     Ok((sum(&TABLES)?, sum(&TABLES_OF_TRAFFIC)?))
+}
+
+/// Returns the MiB of these maps of a node's transitd, as the kernel accounts them.
+pub fn maps_mib(cluster: &Cluster, node: &str, names: &[&str]) -> Result<f64> {
+    let bytes = names.iter().map(|name| {
+        let show = format!(
+            "for pin in /sys/fs/bpf/thuban/layout_*/maps/{name}; do bpftool -j map show pinned $pin; done"
+        );
+        let shown = cluster.exec_on_node(node, &["sh", "-c", &show])?;
+        let shown: Value = serde_json::from_str(&shown).with_context(|| format!("{name}: {shown}"))?;
+        shown["bytes_memlock"]
+            .as_u64()
+            .with_context(|| format!("{name} has no size"))
+    });
+    Ok(float(bytes.sum::<Result<u64>>()?) / float(1 << 20))
 }
 
 /// Returns the MiB of memory of the oldest process of that name on a node; nothing if none runs there.

@@ -6,16 +6,16 @@
 //! pods. Each also measures its own way from pod to pod without a Service, which separates the Service's part from the
 //! network's. Nothing is passed or failed by time; only a measurement that can't be made is an error.
 
-mod change;
-mod kube_proxy;
-mod memory;
+pub(super) mod change;
+pub(super) mod kube_proxy;
+pub(super) mod memory;
 mod objects;
 mod plot;
 mod pods;
 mod report;
-mod routes;
-mod site;
-mod traffic;
+pub(super) mod routes;
+pub(super) mod site;
+pub(super) mod traffic;
 mod turn;
 
 use std::{

@@ -81,7 +81,7 @@ impl Site {
 }
 
 /// Returns a client with the rights of the cluster's administrator.
-async fn client(cluster: &Cluster) -> Result<Client> {
+pub async fn client(cluster: &Cluster) -> Result<Client> {
     let path = cluster.instance().kubeconfig();
     let read = Kubeconfig::read_from(&path).with_context(|| format!("reading {}", path.display()))?;
     let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;

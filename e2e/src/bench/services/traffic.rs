@@ -76,6 +76,21 @@ pub fn serve(pod: &Pod, number: u8, taken: &Taken) -> Result<()> {
     Ok(())
 }
 
+/// Starts to give back each byte of connections to a port of a pod, until this program ends.
+pub fn echo(pod: &Pod, port: u16) -> Result<()> {
+    let (pod, (told, listens)) = (pod.clone(), mpsc::channel());
+    thread::spawn(move || {
+        let listener = pass_error(listen(&pod, port), &told);
+        for stream in listener.iter().flat_map(TcpListener::incoming).flatten() {
+            thread::spawn(move || {
+                let (mut stream, mut byte) = (stream, [0]);
+                while stream.read_exact(&mut byte).is_ok() && stream.write_all(&byte).is_ok() {}
+            });
+        }
+    });
+    listens.recv().context("a backend has ended")?
+}
+
 fn listen(pod: &Pod, port: u16) -> Result<TcpListener> {
     pod.enter()?;
     TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).context("listening")

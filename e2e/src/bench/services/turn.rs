@@ -93,7 +93,7 @@ pub fn take(
         }
         Contestant::KubeProxy(mode) => {
             let start = Instant::now();
-            let mut proxy = KubeProxy::start(&site.cluster, &parts.kube_proxy, mode)?;
+            let mut proxy = KubeProxy::start(&site.cluster, &parts.kube_proxy, mode, &pods::NODES)?;
             answering(site, site.made.last.as_ref(), || proxy.is_running())?;
             samples.add("start_s", "s", start.elapsed().as_secs_f64());
             // kube-proxy writes all rules once more when it has seen its own node.

@@ -1,4 +1,5 @@
-//! Datagrams of 64 bytes, one system call each, as fast as one core sends them: the datagrams that arrive are counted.
+//! Datagrams of 64 bytes, one system call each, as fast as one core sends them: the datagrams that arrive are counted,
+//! and the whole machine's CPU time for one of them.
 //!
 //! Sending costs the whole way up to the receiver's socket, and this is the measured cost. Receiving is another core's
 //! work.
@@ -17,6 +18,7 @@ use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 use super::{Ends, within};
 use crate::bench::{
     float,
+    machine::busy_ms,
     process::{CLIENT_CORE, SERVER_CORE, pin},
     results::Sample,
 };
@@ -43,7 +45,7 @@ pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
     let done = AtomicBool::new(false);
     let (sent, received) = (AtomicU64::new(0), AtomicU64::new(0));
     let count = || (sent.load(Ordering::Relaxed), received.load(Ordering::Relaxed));
-    let (start, end, elapsed) = thread::scope(|scope| {
+    let (start, end, elapsed, busy) = thread::scope(|scope| {
         let receiver = scope.spawn(|| {
             pin(SERVER_CORE)?;
             let mut buffer = [0; SIZE + 1];
@@ -65,19 +67,20 @@ pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
             anyhow::Ok(())
         });
         thread::sleep(WARM_UP);
-        let (clock, start) = (Instant::now(), count());
+        let (clock, start, before) = (Instant::now(), count(), busy_ms()?);
         thread::sleep(time);
-        let (end, elapsed) = (count(), clock.elapsed());
+        let (end, elapsed, busy) = (count(), clock.elapsed(), busy_ms()? - before);
         done.store(true, Ordering::Relaxed);
         for thread in [receiver, sender] {
             thread.join().map_err(|_| anyhow!("a thread panicked"))??;
         }
-        anyhow::Ok((start, end, elapsed))
+        anyhow::Ok((start, end, elapsed, busy))
     })?;
     let [sent, received] = [end.0 - start.0, end.1 - start.1].map(float);
     ensure!(received > 1000.0, "only {received} of {sent} datagrams arrived");
     Ok(vec![
         Sample::new("udp64_pps", "1/s", received / elapsed.as_secs_f64()),
         Sample::new("udp64_loss", "share", (1.0 - received / sent).max(0.0)),
+        Sample::new("udp64_cpu_us", "us", busy * 1e3 / received),
     ])
 }

@@ -50,7 +50,7 @@ pub enum Measure {
     RoundTrips,
     /// Connections made, used for one byte each way, and closed, one after the other.
     Connections,
-    /// Datagrams of 64 bytes: those that arrive.
+    /// Datagrams of 64 bytes: those that arrive, and the whole machine's CPU time for them.
     Datagrams,
 }
 
@@ -70,7 +70,7 @@ impl Measure {
             Self::Streams => &["tcp8_gbps"],
             Self::RoundTrips => &["rr_p50_us", "rr_p99_us"],
             Self::Connections => &["crr_per_s"],
-            Self::Datagrams => &["udp64_pps", "udp64_loss"],
+            Self::Datagrams => &["udp64_pps", "udp64_loss", "udp64_cpu_us"],
         }
     }
 

@@ -1,0 +1,149 @@
+//! `cargo xtask bench lb`: brings up a cluster with Thuban and its load balancers, and one for kube-proxy and haproxy,
+//! and measures both in turns.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use thuban_cluster::Cluster;
+
+use crate::{
+    bench::execute,
+    bench_services::KUBE_PROXY,
+    build::{self, root, step},
+    cluster, cni_tools, deps, install, load_balancers, progress,
+};
+
+const THUBAN: &str = "lb";
+const OTHER: &str = "lbkp";
+/// The parts by name, as the benchmark knows them.
+const PARTS: [&str; 5] = [RATES, "failover", "control", "memory", COST];
+/// The part that needs the other cluster, too, and the one that needs none.
+const RATES: &str = "rates";
+const COST: &str = "cost";
+
+/// Measures load balancers: Thuban beside kube-proxy (MetalLB's data path), haproxy and plain routing, in turns
+///
+/// A client is behind a router with routes to three nodes. Parts: rates of connections, streams and datagrams;
+/// failover, when a front dies; control, until Services answer; memory; cost of the programs beside nftables.
+#[derive(Parser)]
+#[command(name = "cargo xtask bench lb")]
+struct Arguments {
+    /// Measure only these parts, separated by commas: rates, failover, control, memory, cost. Default: all
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Number of turns of each case
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Duration in seconds of each measure
+    #[arg(long, default_value_t = 2.0)]
+    time: f64,
+    /// Number of deaths of a front
+    #[arg(long, default_value_t = 20)]
+    deaths: usize,
+    /// Number of connections that are open at each death
+    #[arg(long, default_value_t = 300)]
+    held: usize,
+    /// Number of Services that are made at once, below 128
+    #[arg(long, default_value_t = 100)]
+    services: usize,
+    /// Number of changes of backends
+    #[arg(long, default_value_t = 100)]
+    changes: usize,
+    /// Number of load balancers with which memory is measured
+    #[arg(long, default_value_t = 1000)]
+    vips: usize,
+    /// Numbers of load balancers with which the programs are measured, ascending, separated by commas
+    #[arg(long, value_delimiter = ',', default_value = "10,1000,10000")]
+    sizes: Vec<u32>,
+    /// Check only that everything works: one short round of everything. The figures mean nothing
+    #[arg(long)]
+    quick: bool,
+    /// Use the clusters that an earlier run left with --keep
+    #[arg(long)]
+    reuse: bool,
+    /// Leave the clusters running at the end
+    #[arg(long)]
+    keep: bool,
+    /// Folder that the results are written to
+    #[arg(long, default_value = "target/bench")]
+    output: PathBuf,
+}
+
+pub fn run(arguments: &[String]) -> Result<ExitCode> {
+    let name = ["bench lb".to_owned()];
+    let mut given = match Arguments::try_parse_from(name.iter().chain(arguments)) {
+        Ok(given) => given,
+        Err(error) => {
+            error.print()?;
+            return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
+        }
+    };
+    if let Some(unknown) = given.only.iter().find(|name| !PARTS.contains(&name.as_str())) {
+        bail!("--only {unknown}: expected some of {}", PARTS.join(", "));
+    }
+    if given.only.is_empty() {
+        given.only = PARTS.map(str::to_owned).into();
+    }
+    if given.quick {
+        (given.rounds, given.time, given.deaths, given.held) = (1, 0.5, 1, 60);
+        (given.services, given.changes, given.vips) = (20, 4, 50);
+    }
+    deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
+    deps::ensure_more(&deps::PROXY_PACKAGES)?;
+    step("plugins for the other cluster", cni_tools::ensure)?;
+    let kube_proxy = step("kube-proxy", || {
+        progress::watched("building kube-proxy", || KUBE_PROXY.ensure())
+    })?;
+    if !given.reuse {
+        for name in [THUBAN, OTHER] {
+            cluster::down(name)?;
+        }
+        build::run()?;
+    }
+    let benchmark = step("benchmark", || build::bench_of_clusters("lb-bench"))?;
+    let result = up(&given).and_then(|()| {
+        let sizes: Vec<String> = given.sizes.iter().map(u32::to_string).collect();
+        let own = [
+            format!("--only={}", given.only.join(",")),
+            format!("--rounds={}", given.rounds),
+            format!("--time={}", given.time),
+            format!("--deaths={}", given.deaths),
+            format!("--held={}", given.held),
+            format!("--services={}", given.services),
+            format!("--changes={}", given.changes),
+            format!("--vips={}", given.vips),
+            format!("--sizes={}", sizes.join(",")),
+            format!("--output={}", given.output.display()),
+            format!("--thuban={THUBAN}"),
+            format!("--other={OTHER}"),
+            format!("--kube-proxy={}", kube_proxy.join("kube-proxy").display()),
+            format!("--plugins={}", root().join("target/cni-tools").display()),
+        ];
+        execute(&benchmark, &own)
+    });
+    if !given.keep {
+        for name in [THUBAN, OTHER] {
+            cluster::down(name).with_context(|| format!("cluster {name}"))?;
+        }
+    }
+    result
+}
+
+/// Brings up only the clusters that are asked for.
+fn up(given: &Arguments) -> Result<()> {
+    if given.reuse {
+        return Ok(());
+    }
+    if given.only.iter().any(|part| part != COST) {
+        cluster::up(THUBAN)?;
+        install::run(THUBAN)?;
+        step("install/load-balancers/", || {
+            load_balancers::install(&Cluster::named(THUBAN)?)
+        })?;
+    }
+    if given.only.iter().any(|part| part == RATES) {
+        cluster::up(OTHER)?;
+    }
+    Ok(())
+}
