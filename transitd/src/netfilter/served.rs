@@ -198,6 +198,9 @@ impl Served {
     fn expose(&mut self, exposed: &Exposed, host: &Host) {
         let cluster = exposed.address;
         let is_nodes_own = host.vni == Some(exposed.vni);
+        // nft takes no range within another.
+        let clients = exposed.clients.as_ref();
+        let clients = clients.map(|clients| IpNet::aggregate(&clients.iter().copied().collect::<Vec<_>>()));
         for port in &exposed.ports {
             let first = self.chains.len();
             let for_all = if is_nodes_own {
@@ -250,11 +253,7 @@ impl Served {
             for outside in &exposed.addresses {
                 let of = (*outside, protocol, port.port);
                 self.outside.insert(of, chain);
-                let clients = exposed.clients.iter();
-                // nft takes no range within another.
-                let ranges =
-                    clients.map(|clients| IpNet::aggregate(&clients.iter().copied().collect::<Vec<_>>()));
-                self.limited.extend(ranges.map(|ranges| (of, ranges)));
+                self.limited.extend(clients.clone().map(|clients| (of, clients)));
                 self.outside_services
                     .insert((*outside, exposed.service.clone(), chain));
             }
