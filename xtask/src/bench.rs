@@ -1,12 +1,14 @@
 //! `cargo xtask bench`: builds what a benchmark runs, and runs it.
 
 use std::{
+    iter,
+    ops::ControlFlow,
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
 use anyhow::{Context, Result, bail};
-use clap::Subcommand;
+use clap::{Parser, Subcommand};
 
 use crate::{
     bench_cluster, bench_load_balancers, bench_peers, bench_services,
@@ -168,6 +170,26 @@ fn with_files(files: &[(&str, PathBuf)], arguments: &[String]) -> Vec<String> {
         .iter()
         .flat_map(|(flag, path)| [(*flag).to_owned(), path.display().to_string()]);
     flags.chain(arguments.iter().cloned()).collect()
+}
+
+/// Reads the options of a benchmark. Prints the help, or what is wrong; then the code to exit with is given.
+pub fn options<A: Parser>(name: &str, arguments: &[String]) -> Result<ControlFlow<ExitCode, A>> {
+    match A::try_parse_from(iter::once(&name.to_owned()).chain(arguments)) {
+        Ok(given) => Ok(ControlFlow::Continue(given)),
+        Err(error) => {
+            error.print()?;
+            let code = u8::try_from(error.exit_code()).unwrap_or(2);
+            Ok(ControlFlow::Break(ExitCode::from(code)))
+        }
+    }
+}
+
+/// Refuses what `--only` can't name.
+pub fn ensure_known(only: &[String], known: &[&str]) -> Result<()> {
+    match only.iter().find(|name| !known.contains(&name.as_str())) {
+        Some(unknown) => bail!("--only {unknown}: expected some of {}", known.join(", ")),
+        None => Ok(()),
+    }
 }
 
 /// Runs a benchmark's program from the workspace's root.

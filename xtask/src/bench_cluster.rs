@@ -8,6 +8,7 @@
 
 use std::{
     fs,
+    ops::ControlFlow,
     process::ExitCode,
     time::{Duration, Instant},
 };
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::{
+    bench::options,
     build::{self, root, step},
     cluster, cni_tools, install,
 };
@@ -45,13 +47,9 @@ struct Arguments {
 }
 
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let name = ["bench cni --cluster".to_owned()];
-    let given = match Arguments::try_parse_from(name.iter().chain(arguments)) {
-        Ok(given) => given,
-        Err(error) => {
-            error.print()?;
-            return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
-        }
+    let given: Arguments = match options("bench cni --cluster", arguments)? {
+        ControlFlow::Continue(given) => given,
+        ControlFlow::Break(code) => return Ok(code),
     };
     if given.rounds == 0 || given.pods == 0 {
         bail!("--rounds and --pods must be at least 1");

@@ -1,14 +1,14 @@
 //! `cargo xtask bench lb`: brings up a cluster with Thuban and its load balancers, and one for kube-proxy and haproxy,
 //! and measures both in turns.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 use thuban_cluster::Cluster;
 
 use crate::{
-    bench::execute,
+    bench::{ensure_known, execute, options},
     bench_services::KUBE_PROXY,
     build::{self, root, step},
     cluster, cni_tools, deps, install, load_balancers, progress,
@@ -71,17 +71,11 @@ struct Arguments {
 }
 
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let name = ["bench lb".to_owned()];
-    let mut given = match Arguments::try_parse_from(name.iter().chain(arguments)) {
-        Ok(given) => given,
-        Err(error) => {
-            error.print()?;
-            return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
-        }
+    let mut given: Arguments = match options("bench lb", arguments)? {
+        ControlFlow::Continue(given) => given,
+        ControlFlow::Break(code) => return Ok(code),
     };
-    if let Some(unknown) = given.only.iter().find(|name| !PARTS.contains(&name.as_str())) {
-        bail!("--only {unknown}: expected some of {}", PARTS.join(", "));
-    }
+    ensure_known(&given.only, &PARTS)?;
     if given.only.is_empty() {
         given.only = PARTS.map(str::to_owned).into();
     }

@@ -1,13 +1,13 @@
 //! `cargo xtask bench peers`: builds other network plugins from their Go modules, brings up a cluster for Thuban and
 //! one for each of them, and measures all in turns.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use crate::{
-    bench::execute,
+    bench::{ensure_known, execute, options},
     bench_services::KUBE_PROXY,
     build::{self, root, step},
     cluster, cni_tools, deps,
@@ -105,18 +105,11 @@ struct Arguments {
 }
 
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let name = ["bench peers".to_owned()];
-    let mut given = match Arguments::try_parse_from(name.iter().chain(arguments)) {
-        Ok(given) => given,
-        Err(error) => {
-            error.print()?;
-            return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
-        }
+    let mut given: Arguments = match options("bench peers", arguments)? {
+        ControlFlow::Continue(given) => given,
+        ControlFlow::Break(code) => return Ok(code),
     };
-    let known = PEERS.map(|(name, _)| name);
-    if let Some(unknown) = given.only.iter().find(|name| !known.contains(&name.as_str())) {
-        bail!("--only {unknown}: expected some of {}", known.join(", "));
-    }
+    ensure_known(&given.only, &PEERS.map(|(name, _)| name))?;
     if given.quick {
         (given.rounds, given.time, given.rest, given.pods) = (1, 1.0, 2.0, 5);
     }

@@ -1,13 +1,13 @@
 //! `cargo xtask bench services`: brings up a cluster with Thuban and one for kube-proxy, and measures Services on both
 //! in turns.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Parser;
 
 use crate::{
-    bench::execute,
+    bench::{ensure_known, execute, options},
     build::{self, root, step},
     cluster, cni_tools,
     go_tools::GoTools,
@@ -68,21 +68,11 @@ struct Arguments {
 }
 
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
-    let name = ["bench services".to_owned()];
-    let mut given = match Arguments::try_parse_from(name.iter().chain(arguments)) {
-        Ok(given) => given,
-        Err(error) => {
-            error.print()?;
-            return Ok(ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2)));
-        }
+    let mut given: Arguments = match options("bench services", arguments)? {
+        ControlFlow::Continue(given) => given,
+        ControlFlow::Break(code) => return Ok(code),
     };
-    if let Some(unknown) = given
-        .only
-        .iter()
-        .find(|name| !CONTESTANTS.contains(&name.as_str()))
-    {
-        bail!("--only {unknown}: expected some of {}", CONTESTANTS.join(", "));
-    }
+    ensure_known(&given.only, &CONTESTANTS)?;
     if given.quick {
         (given.services, given.rounds, given.time, given.changes) = (vec![10, 100], 1, 0.5, 4);
     }

@@ -3,7 +3,10 @@
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
-use thuban_e2e::bench::load_balancers::{self, Part, Parts, Plan};
+use thuban_e2e::bench::{
+    load_balancers::{self, Part, Plan},
+    services::Parts,
+};
 
 /// Measures load balancers by Thuban beside their peers, on clusters that are up.
 #[derive(Parser)]
@@ -38,18 +41,8 @@ struct Arguments {
     /// Folder that the results are written to
     #[arg(long)]
     output: PathBuf,
-    /// Name of the cluster with Thuban
-    #[arg(long)]
-    thuban: String,
-    /// Name of the cluster without a network plugin
-    #[arg(long)]
-    other: String,
-    /// Binary of kube-proxy
-    #[arg(long)]
-    kube_proxy: PathBuf,
-    /// Folder with the plugins ptp and host-local
-    #[arg(long)]
-    plugins: PathBuf,
+    #[command(flatten)]
+    parts: Parts,
 }
 
 fn main() -> ExitCode {
@@ -65,13 +58,7 @@ fn main() -> ExitCode {
         vips: given.vips,
         sizes: given.sizes,
     };
-    let parts = Parts {
-        thuban: given.thuban,
-        other: given.other,
-        kube_proxy: given.kube_proxy,
-        plugins: given.plugins,
-    };
-    match load_balancers::run(&plan, &parts, &given.output) {
+    match load_balancers::run(&plan, &given.parts, &given.output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -26,18 +26,8 @@ struct Arguments {
     /// Folder that the results are written to
     #[arg(long)]
     output: PathBuf,
-    /// Name of the cluster with Thuban
-    #[arg(long)]
-    thuban: String,
-    /// Name of the cluster without a network plugin
-    #[arg(long)]
-    other: String,
-    /// Binary of kube-proxy
-    #[arg(long)]
-    kube_proxy: PathBuf,
-    /// Folder with the plugins ptp and host-local
-    #[arg(long)]
-    plugins: PathBuf,
+    #[command(flatten)]
+    parts: Parts,
 }
 
 fn main() -> ExitCode {
@@ -49,13 +39,7 @@ fn main() -> ExitCode {
         changes: given.changes,
         only: given.only,
     };
-    let parts = Parts {
-        thuban: given.thuban,
-        other: given.other,
-        kube_proxy: given.kube_proxy,
-        plugins: given.plugins,
-    };
-    match services::run(&plan, &parts, &given.output) {
+    match services::run(&plan, &given.parts, &given.output) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");

@@ -18,17 +18,18 @@ mod rates;
 mod report;
 mod site;
 
-use std::{
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::{path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use thuban_cluster::Cluster;
 use tokio::runtime::Runtime;
 
-use super::{report::Session, results::Results, services::routes};
+use super::{
+    report::Session,
+    results::Results,
+    services::{Parts, routes},
+};
 use site::Site;
 
 /// What may be measured by itself.
@@ -77,18 +78,6 @@ impl Plan {
     pub fn wants_thuban(&self) -> bool {
         self.parts.iter().any(|part| *part != Part::Cost)
     }
-}
-
-/// The parts that exist before the run.
-#[derive(Clone, Debug)]
-pub struct Parts {
-    /// Name of the cluster with Thuban and its load balancers.
-    pub thuban: String,
-    /// Name of the cluster without any network.
-    pub other: String,
-    pub kube_proxy: PathBuf,
-    /// Folder of ptp and host-local.
-    pub plugins: PathBuf,
 }
 
 /// Measures, prints the tables and writes `lb.json`, `lb.svg` and, if rsvg-convert is there, `lb.png`.

@@ -24,6 +24,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use clap::Args;
 use tokio::runtime::Runtime;
 
 use super::{float, go_on, kube_proxy::Mode, report::Session};
@@ -47,14 +48,19 @@ pub struct Plan {
 }
 
 /// The parts that exist before the run.
-#[derive(Clone, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct Parts {
-    /// Name of the cluster with Thuban.
+    /// Name of the cluster with Thuban
+    #[arg(long)]
     pub thuban: String,
-    /// Name of the cluster without any network.
+    /// Name of the cluster without a network plugin
+    #[arg(long)]
     pub other: String,
+    /// Binary of kube-proxy
+    #[arg(long)]
     pub kube_proxy: PathBuf,
-    /// Folder of ptp and host-local.
+    /// Folder with the plugins ptp and host-local
+    #[arg(long)]
     pub plugins: PathBuf,
 }
 
