@@ -26,12 +26,11 @@ use kube::core::{Selector, SelectorExt};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 use sha2::{Digest, Sha256};
-use thuban_api::condition::find;
 use thuban_api::routes::{
     Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, Serving,
     TOKEN_AUDIENCE,
 };
-use thuban_api::{Announcer, BgpPeer, ConditionStatus, Vip, VipStatus};
+use thuban_api::{Announcer, BgpPeer, Vip, VipStatus};
 use thuban_authority::identity::{self, Account, IdentityError};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -355,9 +354,8 @@ fn addresses(vip: &Vip) -> impl Iterator<Item = IpAddr> {
 
 /// Whether a node that says this may announce an address of a Vip. The node must serve the address for the Vip's
 /// Service and no other: one that was cut off from the operator may still serve it for the Service that had it before.
+/// Whether the Vip is accepted does not count: a change that is refused takes nothing from what is served.
 fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
-    let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
-    let accepted = find(conditions.unwrap_or_default(), "Accepted");
     let service = format!("{}/{}", vip.namespace().unwrap_or_default(), vip.name_any());
     let is_its = |serving: &&Serving| {
         serving.service == service || serving.service.is_empty() && entry(vip, node).is_some()
@@ -367,10 +365,7 @@ fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
         .iter()
         .filter(|serving| serving.address == address)
         .peekable();
-    !is_withdrawn(vip)
-        && accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
-        && servings.peek().is_some()
-        && servings.all(|serving| is_its(&serving))
+    !is_withdrawn(vip) && servings.peek().is_some() && servings.all(|serving| is_its(&serving))
 }
 
 /// Returns the number of the last request by which a node was let announce a Vip's addresses.

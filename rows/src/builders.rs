@@ -224,6 +224,7 @@ pub fn front() -> Front {
             backends: [(backend(5), underlay(1)), (backend(6), underlay(2))].into(),
         }],
         clients: Some(["198.51.100.0/24".parse().unwrap()].into()),
+        service: "red/web".into(),
     }
 }
 

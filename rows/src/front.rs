@@ -23,6 +23,8 @@ pub struct Front {
     pub ports: Vec<FrontPort>,
     /// The clients that may send, at most [`MAX_CLIENTS`](crate::MAX_CLIENTS) ranges; none: all clients.
     pub clients: Option<BTreeSet<IpNet>>,
+    /// The service as `namespace/name`, told to who announces the address; empty: nobody is told.
+    pub service: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,6 +57,7 @@ impl TryFrom<FrontRow> for Front {
             address,
             ports,
             clients: clients::read(address, row.clients)?,
+            service: row.service,
         })
     }
 }
@@ -82,6 +85,7 @@ impl From<&Front> for FrontRow {
             address: fields::octets(row.address),
             ports: row.ports.iter().map(proto::FrontPort::from).collect(),
             clients: clients::write(row.clients.as_ref()),
+            service: row.service.clone(),
         }
     }
 }

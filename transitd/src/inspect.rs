@@ -60,7 +60,8 @@ impl Inspect for Service {
         let state = self.node.state();
         let outside = state.rules.outside.as_ref();
         let outside = outside.ok_or_else(|| Status::unavailable("the operator has not been heard yet"))?;
-        let served = outside.iter().map(|(address, service)| ServedAddress {
+        let served = outside.union(&state.fronted);
+        let served = served.map(|(address, service)| ServedAddress {
             address: bytes(address),
             service: service.clone(),
         });

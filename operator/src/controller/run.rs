@@ -148,6 +148,8 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
 fn start_hub(hub: &Arc<Hub>, tasks: &mut JoinSet<()>) {
     let resending = hub.clone();
     tasks.spawn(async move { resending.send_again_when_due().await });
+    let watching = hub.clone();
+    tasks.spawn(async move { watching.leave_suspects_out().await });
     let rolling_out = hub.clone();
     tasks.spawn(async move { rolling_out.roll_policies_out().await });
     let asking = hub.clone();

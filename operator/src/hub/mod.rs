@@ -24,7 +24,7 @@ use thuban_proto::transit::{
 use thuban_rows::{Kind, Kinds};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tracing::info;
 
 use crate::metrics;
@@ -53,6 +53,8 @@ const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
 /// How long a droplet's reports of attachments count though nothing bears them out, milliseconds, from its first stream
 /// to this leader on. After a restore of etcd pods may be lost, with their Endpoints and claims, while they run.
 const DOUBT_TIMEOUT: u64 = 300_000;
+/// How often the hub looks for droplets that are suspect now.
+const LOOK_FOR_SUSPECTS: Duration = Duration::from_secs(1);
 /// The most direct rows that a droplet may hold of one VPC.
 const MAX_SUBSCRIPTIONS_PER_VPC: usize = 4096;
 
@@ -211,6 +213,22 @@ impl Hub {
     fn lock(&self) -> MutexGuard<'_, State> {
         // No code under the lock panics half-way through a change.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has fronts lead new connections past suspect droplets, for as long as the process leads.
+    pub async fn leave_suspects_out(&self) {
+        loop {
+            sleep(LOOK_FOR_SUSPECTS).await;
+            self.look_for_suspects();
+        }
+    }
+
+    fn look_for_suspects(&self) {
+        let state = &mut *self.lock();
+        let droplets = state.world.droplets().map(|(name, _)| name);
+        let suspects = state.suspects(droplets, self.now());
+        state.world.set_suspects(suspects.into_iter().collect());
+        self.send(state);
     }
 
     /// Changes the world and sends the resulting changes of rows.

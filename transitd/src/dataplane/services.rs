@@ -7,7 +7,7 @@
 //! before a change of its backends.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::net::Ipv6Addr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use aya::maps::MapError;
@@ -57,6 +57,8 @@ pub struct Wanted {
     /// The VNI of the VPC in whose share the rows count.
     payer: u32,
     ports: Vec<WantedPort>,
+    /// Of a front: its service, as `namespace/name`; empty: nobody is told that it is served.
+    service: String,
 }
 
 #[derive(Clone, Debug)]
@@ -95,6 +97,7 @@ impl From<&Service> for Wanted {
             key,
             payer: key.vni,
             ports: service.ports.iter().map(port).collect(),
+            service: String::new(),
         }
     }
 }
@@ -119,6 +122,7 @@ impl From<&Front> for Wanted {
             key,
             payer: vni,
             ports: front.ports.iter().map(port).collect(),
+            service: front.service.clone(),
         }
     }
 }
@@ -129,6 +133,8 @@ struct Address {
     /// The address has its own entry (port 0), which says that the address is known.
     has_own: bool,
     payer: u32,
+    /// See [`Wanted::service`]; empty after a start, until the front is written.
+    service: String,
     ports: HashMap<ServiceKey, Held>,
 }
 
@@ -226,6 +232,21 @@ impl Services {
         )
     }
 
+    /// Returns the addresses of fronts that lead a port to backends, each with its service.
+    pub fn fronted(&self) -> BTreeSet<(IpAddr, String)> {
+        let leads = |held: &&Address| {
+            let mut ports = held.ports.values();
+            held.has_own && !held.service.is_empty() && ports.any(|port| !port.now.targets.is_empty())
+        };
+        let fronts = self
+            .held
+            .iter()
+            .filter(|(key, held)| key.vni == FRONTS && leads(held));
+        fronts
+            .map(|(key, held)| (Ipv6Addr::from(key.address).to_canonical(), held.service.clone()))
+            .collect()
+    }
+
     /// Returns the VPC of each service's id.
     pub fn vnis(&self) -> HashMap<u32, u32> {
         let ports = self.held.iter().flat_map(|(key, held)| {
@@ -282,7 +303,12 @@ impl Services {
     }
 
     fn write(&mut self, wanted: &Wanted) -> Result<(), TableError> {
-        let Wanted { key, payer, ports } = wanted;
+        let Wanted {
+            key,
+            payer,
+            ports,
+            service,
+        } = wanted;
         self.held.entry(*key).or_default().payer = *payer;
         for port in ports {
             self.write_port(*key, port)?;
@@ -297,6 +323,9 @@ impl Services {
             used: 1,
             flags: 0,
         };
+        if let Some(held) = self.held.get_mut(key) {
+            held.service.clone_from(service);
+        }
         if self.held.get(key).is_some_and(|held| !held.has_own) {
             put(&mut self.entries, "SERVICES", own, none)?;
             self.quota.add(*payer, Usage::OWN);

@@ -126,10 +126,11 @@ impl Peer for Node {
         let gone = std::mem::take(&mut changes.gone);
         let (has_rules, is_first) = (changes.rules, changes.is_first);
         // Fronts come before the rules: who knows from these that an address is served may send clients here.
-        let (mut nacks, rows) = {
+        let (mut nacks, rows, fronted) = {
             let mut services = self.services();
-            (changes.write(&mut services), services.rows())
+            (changes.write(&mut services), services.rows(), services.fronted())
         };
+        self.state().fronted = fronted;
         if has_rules {
             nacks.extend(self.write_rules());
             // An ADD may wait for them.

@@ -12,6 +12,7 @@ pub mod service_changes;
 pub mod subscriptions;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use thuban_api::identifiers::Vni;
@@ -41,6 +42,8 @@ pub struct State {
     pub marks: Marks,
     /// The number of rows in the tables of services, see `dataplane::services`.
     pub services_rows: Usage,
+    /// The addresses of fronts that lead to backends, each with its service.
+    pub fronted: BTreeSet<(IpAddr, String)>,
     /// The number of connections at the last look at them, see `tasks::expire_connections`.
     pub connections_held: usize,
     /// Services that those connections lead to.
@@ -114,6 +117,7 @@ impl State {
             policies,
             marks,
             services_rows: services.rows(),
+            fronted: services.fronted(),
             connections_held: 0,
             services_in_use: HashSet::new(),
             flows_held: 0,

@@ -351,6 +351,7 @@ fn front<const N: usize>(vni: u32, backends: [(u8, u8); N]) -> Front {
             backends: backends.into_iter().map(backend).collect(),
         }],
         clients: None,
+        service: "red/web".into(),
     }
 }
 
@@ -434,6 +435,39 @@ fn a_former_table_that_a_crash_left_goes_at_the_next_start() {
     let services = pinned.open();
     assert_eq!(pinned.counts(), [1, 0, 0, 0], "the address's own entry");
     assert_eq!(services.rows().0, [1, 0, 0, 0]);
+}
+
+#[test]
+fn fronts_that_lead_to_backends_are_told_with_their_service() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    let told = |services: &Services| {
+        let fronted = services.fronted().into_iter();
+        fronted
+            .map(|(address, service)| (address.to_string(), service))
+            .collect::<Vec<_>>()
+    };
+    let named = |name: &str| vec![("203.0.113.1".to_owned(), name.to_owned())];
+    services.set(&service(at(7, 9), [80])).unwrap();
+    assert_eq!(told(&services), [], "a service of a VPC is no front");
+    services.set(&front(7, [(1, 1)])).unwrap();
+    assert_eq!(told(&services), named("red/web"));
+    services.set(&front(7, [])).unwrap();
+    assert_eq!(told(&services), [], "it has no backends");
+    services.set(&front(7, [(1, 1)])).unwrap();
+    // After a start it is told only when the operator has named it.
+    let mut services = pinned.open();
+    assert_eq!(told(&services), []);
+    services
+        .set(&Front {
+            service: "red/shop".into(),
+            ..front(7, [(1, 1)])
+        })
+        .unwrap();
+    assert_eq!(told(&services), named("red/shop"));
+    let address = front_key(0).address;
+    services.remove(&EndpointKey { vni: FRONTS, address }).unwrap();
+    assert_eq!(told(&services), []);
 }
 
 #[test]

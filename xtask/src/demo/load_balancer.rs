@@ -1,9 +1,9 @@
 //! `cargo xtask demo lb`: a Service gets an address, nodes announce it to a router, and a client behind the router asks
-//! while a node falls silent.
+//! while a node falls silent. The client's open connections go on by other nodes.
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -25,8 +25,12 @@ const PATIENCE: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long the client asks before, while and after a node is silent.
 const PHASE: Duration = Duration::from_secs(6);
-/// The node that falls silent.
+/// The node that falls silent. It has no backend.
 const SILENT: &str = "node-c";
+/// Connections that are opened before it does.
+const HELD: usize = 60;
+/// How long they wait for an answer: TCP sends again what the silent node got.
+const HELD_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Runs the demo. Fails if the client has no answer where it should.
 pub fn run() -> Result<()> {
@@ -49,7 +53,15 @@ pub fn run() -> Result<()> {
         "The router's ways to {address}: {}",
         router.next_hops(address)?.join(", ")
     );
-    let result = ask_while_a_node_is_silent(&cluster, &router, SocketAddr::new(address, PORT));
+    let server = SocketAddr::new(address, PORT);
+    let mut held = router.at_client(|| open(server))?;
+    let seen = router.at_client(|| {
+        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
+        pods::ask_by(&mut stream, "/clientip", PATIENCE)
+    })?;
+    println!("The client is {CLIENT}. A backend sees {seen}.");
+    let result = ask_while_a_node_is_silent(&cluster, &router, server)
+        .and_then(|()| router.at_client(|| ask_all(&mut held)));
     cluster.cut_off(SILENT, false)?;
     result?;
     println!(
@@ -66,7 +78,30 @@ The cluster stays up, the router goes. Look around:
     Ok(())
 }
 
+fn open(server: SocketAddr) -> Result<Vec<TcpStream>> {
+    let connections = (0..HELD).map(|_| TcpStream::connect_timeout(&server, PATIENCE));
+    Ok(connections.collect::<Result<_, _>>()?)
+}
+
+/// Asks by connections that were opened before.
+fn ask_all(connections: &mut [TcpStream]) -> Result<()> {
+    for connection in connections.iter_mut() {
+        pods::ask_by(connection, "/hostname", HELD_PATIENCE)
+            .with_context(|| format!("by a connection that was opened before {SILENT} fell silent"))?;
+    }
+    println!(
+        "  {} connections were opened before, by all nodes. All of them were answered afterwards.",
+        connections.len()
+    );
+    Ok(())
+}
+
 fn make_service(cluster: &Cluster, router: &Router) -> Result<IpAddr> {
+    let backends = cluster.nodes()?.into_iter().filter(|node| node != SILENT);
+    for node in backends {
+        let pod = format!("red-web-{node}");
+        cluster.kubectl(&["label", "pod", "-n", "red", &pod, "balanced=true", "--overwrite"])?;
+    }
     let path = root().join("e2e/demo/load-balancer.yaml");
     let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
     cluster.kubectl_apply(&text.replace("ROUTER", &router.address().to_string()))?;

@@ -69,8 +69,13 @@ impl Wanted {
 /// Returns the name that answers `GET /hostname`.
 pub fn ask(server: SocketAddr, patience: Duration) -> Result<String> {
     let mut stream = TcpStream::connect_timeout(&server, patience)?;
+    ask_by(&mut stream, "/hostname", patience)
+}
+
+/// Returns what the server at the other end of a connection answers.
+pub fn ask_by(stream: &mut TcpStream, path: &str, patience: Duration) -> Result<String> {
     stream.set_read_timeout(Some(patience))?;
-    stream.write_all(b"GET /hostname HTTP/1.0\r\n\r\n")?;
+    write!(stream, "GET {path} HTTP/1.0\r\n\r\n")?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     let Some((head, body)) = answer.split_once("\r\n\r\n") else {

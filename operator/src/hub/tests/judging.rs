@@ -1,14 +1,16 @@
 //! Tests of which droplets are waited for and which are excused: droplets without a stream, and droplets that ack late,
 //! never ack, or dial without end.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use thuban_rows::Kinds;
-use thuban_rows::builders::vni;
+use thuban_rows::builders::{VNI, vni};
+use thuban_rows::{Kinds, Row};
 
+use super::rests::service;
 use super::{V4, V6, barrier, endpoint, holding, hub, missing_of, name};
 use crate::hub::{Health, Hub};
+use crate::model::rows::Key;
 use crate::model::world::{EndpointName, Membership, RoleKind};
 
 #[tokio::test(start_paused = true)]
@@ -252,4 +254,34 @@ fn a_droplet_that_is_not_accepted_yet_is_not_waited_for() {
         assert!(hub.ack(droplet, id, sequence), "{droplet}");
     }
     assert!(missing_of(&hub, &rows()).is_empty() && served(&hub).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fronts_leave_out_backends_of_suspect_droplets_alone() {
+    let (hub, _woken) = hub();
+    let [a, b, _] = settled(&hub).await;
+    let front: IpAddr = Ipv4Addr::new(203, 0, 113, 1).into();
+    let mut service = service("web", 1, None);
+    service.fronts = vec![(front, service.tables[0].1.clone())];
+    hub.update(|world| world.set_service(&("ns".to_owned(), "s".to_owned()), Some(service)));
+    let backends = || {
+        hub.look_for_suspects();
+        let row = hub.read(|world| world.row("a", &Key::Front(VNI, front)));
+        match Row::try_from(row.unwrap().unpack()).unwrap() {
+            Row::Front(front) => front.ports[0].backends.len(),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(backends(), 3);
+    hub.close("b", b);
+    tokio::time::advance(Duration::from_secs(9)).await;
+    assert_eq!(backends(), 3, "transitd starts anew, perhaps");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(backends(), 2);
+    hub.close("a", a);
+    assert_eq!(backends(), 3, "most are missing: the fault may be here");
+    hub.open("a", &[], &[], Kinds::all());
+    let (b, _stream) = hub.open("b", &[], &[], Kinds::all());
+    assert!(hub.ack("b", b, 1));
+    assert_eq!(backends(), 3);
 }

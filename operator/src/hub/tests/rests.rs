@@ -18,7 +18,7 @@ fn service_name(name: &str) -> EndpointName {
 }
 
 /// A service with a backend on each droplet.
-fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePort>>) -> Service {
+pub(super) fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePort>>) -> Service {
     let address = Ipv4Addr::new(10, 96, 0, last).into();
     let backends: BTreeSet<Backend> = (1..=3)
         .map(|number| Backend {

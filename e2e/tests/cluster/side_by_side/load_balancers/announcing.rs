@@ -93,6 +93,24 @@ pub fn answers(router: &Router, address: SocketAddr) -> Result<BTreeSet<String>>
     })
 }
 
+/// Waits until these pods answer, and no other: nodes hear of a new backend one after the other.
+pub fn wait_for_answers(
+    cluster: &Cluster,
+    router: &Router,
+    address: SocketAddr,
+    pods: &BTreeSet<String>,
+) -> Result<()> {
+    let mut last = None;
+    cluster
+        .wait_for("the answers of the backends", SOON, || {
+            let answers = answers(router, address);
+            let are_all = answers.as_ref().is_ok_and(|answers| answers == pods);
+            last = Some(answers);
+            Ok(are_all)
+        })
+        .with_context(|| format!("wanted {pods:?}, last {last:?}"))
+}
+
 /// Asserts that an address is announced without lbaasd and cidrd, too.
 fn outlives_control_plane(
     cluster: &Cluster,
@@ -165,7 +183,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     wait_for_next_hops(cluster, &router, address, nodes.len())?;
     let server = SocketAddr::new(address, 80);
     let both: BTreeSet<String> = nodes[..2].iter().map(|node| format!("{NAME}-{node}")).collect();
-    assert_eq!(answers(&router, server)?, both);
+    wait_for_answers(cluster, &router, server, &both)?;
     ensure_own_address(&router, server)?;
     let mut held = Connections::open(cluster, &router, server)?;
     let next_hops = |count| wait_for_next_hops(cluster, &router, address, count);
@@ -178,9 +196,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     })?;
     assert_eq!(held.ask("with a third backend")?, both);
     delete(cluster, &["pod", "-n", TENANT, &third, "--now"])?;
-    cluster.wait_for("the end of the third backend", SOON, || {
-        Ok(answers(&router, server).is_ok_and(|answers| answers == both))
-    })?;
+    wait_for_answers(cluster, &router, server, &both)?;
     held.ask("without the third backend")?;
     cluster.wait_for("who announces", SOON, || {
         Ok(vip(cluster)?["status"]["announcedBy"] == json!(nodes))

@@ -126,8 +126,8 @@ pub fn check(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<
         .as_str()
         .context("an address")?
         .parse()?;
-    // Without a NodePort, only nodes with a backend serve a tenant's Service.
-    wait_for_next_hops(cluster, router, address, backends.pods.len())?;
+    // It has no NodePort, and every node is a front.
+    wait_for_next_hops(cluster, router, address, cluster.nodes()?.len())?;
     let service = backends.get(cluster, "service", "shop")?;
     assert_eq!(
         service["metadata"]["ownerReferences"][0]["uid"],
@@ -135,8 +135,10 @@ pub fn check(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<
     );
     let ports = service["spec"]["ports"].as_array().context("ports")?;
     assert_eq!((ports.len(), &ports[0]["port"]), (1, &json!(80)), "{service:#}");
-    let stuck = answers(router, SocketAddr::new(address, 80))?;
-    assert!(stuck.len() == 1 && stuck.is_subset(backends.pods), "{stuck:?}");
+    cluster.wait_for("one backend for the client", SOON, || {
+        let stuck = answers(router, SocketAddr::new(address, 80))?;
+        Ok(stuck.len() == 1 && stuck.is_subset(backends.pods))
+    })?;
 
     // The Service follows.
     says(cluster, &format!("{namespace}/shop web 81 tcp"), "changed")?;

@@ -127,6 +127,8 @@ pub(super) struct Services {
     node_ports: NodePorts,
     /// Droplets that don't understand rows of fronts.
     without_fronts: BTreeSet<String>,
+    /// Droplets whose backends fronts leave out.
+    suspects: BTreeSet<String>,
 }
 
 impl Services {
@@ -525,6 +527,22 @@ impl World {
         if has_changed {
             self.touch_exposed();
         }
+    }
+
+    /// Sets the droplets that are suspect: fronts lead new connections elsewhere.
+    pub fn set_suspects(&mut self, suspects: BTreeSet<String>) {
+        if self.services.suspects == suspects {
+            return;
+        }
+        let changed: BTreeSet<&String> = self.services.suspects.symmetric_difference(&suspects).collect();
+        let exposed = self.services.exposed.iter();
+        let concerned = exposed.filter(|name| {
+            let service = self.service(name).filter(|service| !service.fronts.is_empty());
+            service.is_some_and(|service| service.homes.values().any(|home| changed.contains(home)))
+        });
+        let concerned: Vec<_> = concerned.cloned().map(Owner::Service).collect();
+        self.dirty.extend(concerned);
+        self.services.suspects = suspects;
     }
 
     /// Whether all droplets understand rows of fronts.

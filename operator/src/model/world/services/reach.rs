@@ -102,7 +102,7 @@ impl World {
                     ports: ports.to_vec(),
                     addresses: outside.collect(),
                     health_port: service.health_port,
-                    service: format!("{}/{}", name.0, service.name),
+                    service: service.reference(name),
                     clients: service.clients_of(*address),
                 })
             };
@@ -110,7 +110,8 @@ impl World {
         }
     }
 
-    /// Adds the rows by which all droplets take packets for a service's fronts.
+    /// Adds the rows by which all droplets take packets for a service's fronts. Backends on suspect droplets are left
+    /// out, unless there are no others.
     fn front(&self, name: &EndpointName, service: &Service, vni: Vni, made: &mut Rows) {
         for (address, ports) in &service.fronts {
             if !self.is_held_by(name, *address) {
@@ -120,17 +121,30 @@ impl World {
                 let droplet = self.droplets.get(service.home(backend)?)?;
                 Some((*backend, Underlay(*droplet)))
             };
+            let is_trusted = |backend: &&Backend| {
+                let home = service.home(backend);
+                home.is_some_and(|home| {
+                    self.droplets.contains_key(home) && !self.services.suspects.contains(home)
+                })
+            };
+            let led_to = |port: &Port| -> BTreeMap<Backend, Underlay> {
+                let has_trusted = port.backends.iter().any(|backend| is_trusted(&backend));
+                let backends = port.backends.iter();
+                let backends = backends.filter(|backend| !has_trusted || is_trusted(backend));
+                backends.filter_map(home).collect()
+            };
             let ports = ports.iter().map(|port| FrontPort {
                 protocol: port.protocol,
                 port: port.port,
                 affinity: port.affinity,
-                backends: port.backends.iter().filter_map(home).collect(),
+                backends: led_to(port),
             });
             let row = Row::Front(Front {
                 vni,
                 address: *address,
                 ports: ports.collect(),
                 clients: service.clients_of(*address),
+                service: service.reference(name),
             });
             let (key, row) = (row.key(), PackedRow::new(&row));
             for droplet in self.droplets.keys() {
@@ -244,6 +258,11 @@ impl World {
 }
 
 impl Service {
+    /// Returns the service as `namespace/name`. `endpoint`: the name of its endpoint.
+    fn reference(&self, endpoint: &EndpointName) -> String {
+        format!("{}/{}", endpoint.0, self.name)
+    }
+
     fn home(&self, backend: &Backend) -> Option<&str> {
         self.homes.get(&backend.address).map(String::as_str)
     }

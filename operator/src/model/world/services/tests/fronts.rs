@@ -70,6 +70,27 @@ fn all_droplets_are_told_the_droplet_of_each_backend() {
 }
 
 #[test]
+fn backends_on_suspect_droplets_are_left_out_unless_there_are_no_others() {
+    let mut world = shared();
+    world.set_service(&name("s"), Some(fronted("1")));
+    world.flush();
+    let mut homes = |suspects: &[&str]| {
+        world.set_suspects(suspects.iter().map(ToString::to_string).collect());
+        let deltas = world.flush().len();
+        let front = told(&world, 4, 8).unwrap();
+        let homes = front.ports[0].backends.values().map(|droplet| droplet.0);
+        (homes.collect::<Vec<_>>(), deltas)
+    };
+    let [second, third] = [2, 3].map(droplet_address);
+    assert_eq!(homes(&["d2"]), (vec![third], 5));
+    assert_eq!(homes(&["d2"]).1, 0);
+    assert_eq!(homes(&["d0", "d2"]).1, 0, "it has no backend");
+    assert_eq!(homes(&["d2", "d3"]), (vec![second, third], 5));
+    assert_eq!(homes(&["d3"]), (vec![second], 5));
+    assert_eq!(homes(&[]), (vec![second, third], 5));
+}
+
+#[test]
 fn a_droplet_that_comes_gets_them_and_one_that_cannot_ends_them() {
     let mut world = shared();
     world.set_service(&name("s"), Some(fronted("1")));
