@@ -5,6 +5,7 @@
 //! can be seen from outside. Tests take every fifth call of each kind, the first among them, or every
 //! `THUBAN_KILL_STRIDE`-th.
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -248,18 +249,37 @@ fn an_attachments_file_is_synced_before_it_has_its_name() {
     rig.kill();
     watching.wait();
     let calls = std::fs::read_to_string(calls).unwrap();
-    let of_file: Vec<&str> = calls
-        .lines()
+    let calls = ends_of_calls(&calls);
+    let of_file: Vec<&String> = calls
+        .iter()
         .filter(|line| line.contains("/attachments"))
         .collect();
     let place = |what: &str| of_file.iter().position(|line| line.contains(what));
-    let [synced, renamed] = [".tmp>) = 0", "rename("].map(|what| place(what).expect(&calls));
-    assert!(synced < renamed, "{calls}");
+    let [synced, renamed] = [".tmp>)", "rename("].map(|what| place(what).ok_or(&calls).unwrap());
+    assert!(synced < renamed, "{calls:?}");
     let after = &of_file[renamed + 1..];
     assert!(
         after.iter().any(|line| line.contains("fsync(")),
-        "the folder: {calls}"
+        "the folder: {calls:?}"
     );
+}
+
+/// Returns the calls that strace wrote down, in the order in which they ended. strace writes a call in two lines if
+/// another thread did something meanwhile.
+fn ends_of_calls(written: &str) -> Vec<String> {
+    let mut begun = HashMap::new();
+    let mut calls = Vec::new();
+    for line in written.lines() {
+        let (thread, call) = line.split_once(' ').unwrap_or_default();
+        if let Some(beginning) = call.strip_suffix(" <unfinished ...>") {
+            begun.insert(thread, beginning);
+        } else if let Some((_, end)) = call.split_once(" resumed>") {
+            calls.push(format!("{}{end}", begun.remove(thread).unwrap_or_default()));
+        } else {
+            calls.push(call.to_owned());
+        }
+    }
+    calls
 }
 
 #[test]
