@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Condition, Phase};
 
+/// Where the operator placed the bouncer.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev",
@@ -19,6 +20,11 @@ use crate::{Condition, Phase};
     printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
     printcolumn(name = "Droplet", type_ = "string", json_path = ".spec.droplet"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.status=='False')].reason"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[kube(validation = Rule::new("self.metadata.name.startsWith(self.spec.network + '-b') && self.metadata.name.size() == self.spec.network.size() + 3 && self.metadata.name.matches('[0-7]$')")

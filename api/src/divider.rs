@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RoleStatus;
 
+/// Where the operator placed the divider.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev",
@@ -17,6 +18,11 @@ use crate::RoleStatus;
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "Droplet", type_ = "string", json_path = ".spec.droplet"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.status=='False')].reason"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[kube(validation = Rule::new("self.metadata.name.startsWith(self.spec.vpc + '-d') && self.metadata.name.size() == self.spec.vpc.size() + 3 && self.metadata.name.matches('[0-7]$')")

@@ -20,8 +20,14 @@ use crate::{Condition, Phase};
     printcolumn(name = "Interface", type_ = "string", json_path = ".spec.interface"),
     printcolumn(name = "MTU", type_ = "integer", json_path = ".spec.mtu"),
     printcolumn(name = "Transit", type_ = "string", json_path = ".spec.transitHook"),
+    printcolumn(name = "Version", type_ = "string", json_path = ".spec.programVersion"),
     printcolumn(name = "Roles", type_ = "string", json_path = ".status.roles"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.status=='False')].reason"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[kube(validation = Rule::new("self.spec.node == self.metadata.name")

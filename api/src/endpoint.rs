@@ -49,6 +49,7 @@ pub struct ServiceRef {
     pub uid: String,
 }
 
+/// What the endpoint is: its kind, its network and its place. It never changes.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev",

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::bandwidth::NetworkBandwidth;
 use crate::{Condition, Phase};
 
+/// What the network is to be.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev", version = "v1alpha1", kind = "Network", plural = "networks", shortname = "net",

@@ -192,6 +192,7 @@ pub struct VipStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct Announcer {
+    /// The name of the node.
     pub node: String,
     /// The number of the node's request that was answered by the addresses. Only a later request says that the node
     /// withdrew them.

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::bandwidth::VpcBandwidth;
 use crate::{Condition, DEFAULT_ROLES, Phase};
 
+/// What the VPC is to be.
 #[derive(CustomResource, Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[kube(
     group = "thuban.dev", version = "v1alpha1", kind = "Vpc", plural = "vpcs",

@@ -1,15 +1,53 @@
-//! The CRDs in `install/` are generated from the types of this crate, and committed.
+//! The CRDs in `install/` and in the chart are generated from the types of this crate, and committed.
 
 #![allow(clippy::unwrap_used)] // a test
+
+use serde_json::Value;
 
 #[test]
 fn the_committed_crds_are_current() {
     for (file, text) in thuban_api::manifests().unwrap() {
-        let path = format!("{}/../install/{file}", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
         let committed = std::fs::read_to_string(&path).unwrap();
         assert!(
             committed == text,
             "{path} is not what api/ says: run `cargo xtask crds` and commit it"
+        );
+    }
+}
+
+/// Yields each field below a schema that has no description.
+fn undescribed(path: &str, schema: &Value) -> Vec<String> {
+    let inner = |schema: &Value, path: &str| {
+        let fields = schema["properties"].as_object().into_iter().flatten();
+        fields
+            .flat_map(|(name, field)| undescribed(&format!("{path}.{name}"), field))
+            .collect::<Vec<_>>()
+    };
+    let own = schema["description"].as_str().is_none_or(str::is_empty);
+    let own = own.then(|| path.to_owned());
+    let parts = [schema, &schema["items"], &schema["additionalProperties"]];
+    own.into_iter()
+        .chain(parts.into_iter().flat_map(|part| inner(part, path)))
+        .collect()
+}
+
+#[test]
+fn kubectl_explain_says_what_each_field_means() {
+    for crd in thuban_api::crds()
+        .into_iter()
+        .chain(thuban_api::load_balancer_crds())
+    {
+        let kind = crd.spec.names.kind.clone();
+        let crd = serde_json::to_value(crd).unwrap();
+        let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        let text = schema["description"].as_str().unwrap_or_default();
+        assert!(!text.starts_with("Auto-generated"), "{kind}: {text}");
+        assert_eq!(undescribed(&kind, schema), [""; 0]);
+        let conditions = &schema["properties"]["status"]["properties"]["conditions"];
+        assert!(
+            conditions.is_null() || conditions["x-kubernetes-list-map-keys"] == serde_json::json!(["type"]),
+            "{kind}"
         );
     }
 }

@@ -9,14 +9,21 @@ use kube::api::PostParams;
 use kube::{Api, Client};
 use serde_json::Value;
 use thiserror::Error;
+use thuban_api::system_namespace;
 
 /// Whose tokens are let in.
 #[derive(Clone, Copy, Debug)]
 pub struct Account {
-    /// The user of the one ServiceAccount whose pods may ask.
-    pub user: &'static str,
+    /// The one ServiceAccount of Thuban's namespace whose pods may ask.
+    pub name: &'static str,
     /// The audience that the tokens are for.
     pub audience: &'static str,
+}
+
+impl Account {
+    fn user(&self) -> String {
+        format!("system:serviceaccount:{}:{}", system_namespace(), self.name)
+    }
 }
 
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
@@ -31,7 +38,7 @@ pub enum IdentityError {
     #[error("the token is not valid for audience {0}")]
     NotAuthenticated(&'static str),
     #[error("the token is of {0}, not of {1}")]
-    WrongUser(String, &'static str),
+    WrongUser(String, String),
     #[error("the token is not bound to a pod on a node")]
     NotBound,
     #[error("the token has expired or states no expiry")]
@@ -82,8 +89,8 @@ pub fn check_claims(account: Account, token: &str, now: u64) -> Result<(), Ident
         return Err(stranger());
     }
     let user = claims["sub"].as_str().unwrap_or_default();
-    if user != account.user {
-        return Err(IdentityError::WrongUser(user.to_owned(), account.user));
+    if user != account.user() {
+        return Err(IdentityError::WrongUser(user.to_owned(), account.user()));
     }
     let is_there = |path: &str| {
         let value = claims.pointer(path).and_then(Value::as_str);
@@ -114,9 +121,9 @@ fn judge(
         return Err(IdentityError::NotAuthenticated(account.audience));
     }
     let user = status.user.clone().unwrap_or_default();
-    if user.username.as_deref() != Some(account.user) {
+    if user.username.as_deref() != Some(account.user().as_str()) {
         let username = user.username.unwrap_or_default();
-        return Err(IdentityError::WrongUser(username, account.user));
+        return Err(IdentityError::WrongUser(username, account.user()));
     }
     let extra = user.extra.unwrap_or_default();
     let one = |key: &str| match extra.get(key).map(Vec::as_slice) {
@@ -152,7 +159,7 @@ mod tests {
     use super::{Account, IdentityError, expiry, judge};
 
     const ACCOUNT: Account = Account {
-        user: "system:serviceaccount:thuban-system:transitd",
+        name: "transitd",
         audience: "thuban-operator",
     };
 

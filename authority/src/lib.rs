@@ -20,7 +20,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use rustls::sign::CertifiedKey;
 use thiserror::Error;
-use thuban_api::SYSTEM_NAMESPACE;
+use thuban_api::system_namespace;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -43,7 +43,7 @@ const TRIES: usize = 5;
 /// What a CA is called.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
-    /// The Secret in the namespace [`SYSTEM_NAMESPACE`], and the CA's common name.
+    /// The Secret in the namespace [`system_namespace`], and the CA's common name.
     pub secret: &'static str,
     /// The name by which clients verify a server.
     pub server: &'static str,
@@ -193,7 +193,7 @@ impl Authority {
         expires: fn(u64),
         now: u64,
     ) -> Result<Self, AuthorityError> {
-        let secrets: Api<Secret> = Api::namespaced(client, SYSTEM_NAMESPACE);
+        let secrets: Api<Secret> = Api::namespaced(client, system_namespace());
         let held = look(&secrets, names, now).await?;
         let loaded = Self {
             names,
@@ -304,7 +304,7 @@ fn new_secret(names: Names, held: &Held) -> Secret {
     Secret {
         metadata: ObjectMeta {
             name: Some(names.secret.into()),
-            namespace: Some(SYSTEM_NAMESPACE.into()),
+            namespace: Some(system_namespace().into()),
             ..ObjectMeta::default()
         },
         data: Some(held.data()),

@@ -10,7 +10,7 @@ use cidrd::http::{Released, Wanted};
 use cidrd::lease::Family;
 use k8s_openapi::api::core::v1::Secret;
 use kube::{Api, Client};
-use thuban_api::SYSTEM_NAMESPACE;
+use thuban_api::system_namespace;
 use thuban_authority::Ca;
 use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::Instant;
@@ -68,7 +68,7 @@ impl Leases {
 
     async fn connect(&self) -> Result<Cidrd, ClientError> {
         let away = |error: &dyn std::fmt::Display| ClientError::Away(format!("Secret {SECRET}: {error}"));
-        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let secrets: Api<Secret> = Api::namespaced(self.client.clone(), system_namespace());
         let secret = secrets.get(SECRET).await.map_err(|error| away(&error))?;
         let data = secret.data.unwrap_or_default();
         let text = |name: &str| {

@@ -24,7 +24,7 @@ use lbaasd::leases::Leases;
 use lbaasd::routes::{REVIEWS, Speakers, router};
 use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
 use thuban_api::routes::TLS_NAME;
-use thuban_api::{DnsZone, IpPool, SYSTEM_NAMESPACE, Vip, VipProfile};
+use thuban_api::{DnsZone, IpPool, Vip, VipProfile, system_namespace};
 use thuban_authority::{Authority, Names};
 use thuban_telemetry::process;
 use tokio::sync::{Semaphore, watch};
@@ -303,7 +303,7 @@ fn again(kind: &'static str, object: &impl ResourceExt, error: &dyn Debug) -> Ac
 
 /// Publishes the CAs that verify this process, and again when they change.
 async fn publish(client: &Client, mut bundle: watch::Receiver<String>) {
-    let api: Api<ConfigMap> = Api::namespaced(client.clone(), SYSTEM_NAMESPACE);
+    let api: Api<ConfigMap> = Api::namespaced(client.clone(), system_namespace());
     loop {
         let text = bundle.borrow_and_update().clone();
         let published = ConfigMap {

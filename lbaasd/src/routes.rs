@@ -44,7 +44,7 @@ use crate::vip::{announced, say, sum_up};
 
 /// Who may ask.
 const SPEAKER: Account = Account {
-    user: "system:serviceaccount:thuban-system:thuban-speaker",
+    name: "thuban-speaker",
     audience: TOKEN_AUDIENCE,
 };
 /// How long an answer waits for something to tell.

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
-use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, SYSTEM_NAMESPACE};
+use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, system_namespace};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
@@ -76,7 +76,7 @@ pub enum End {
 
 /// Waits until this process leads.
 pub async fn acquire(client: Client, candidate: Candidate) -> Leadership {
-    let leases: Api<Lease> = Api::namespaced(client, SYSTEM_NAMESPACE);
+    let leases: Api<Lease> = Api::namespaced(client, system_namespace());
     let mut seen: Option<(Option<String>, Instant)> = None;
     loop {
         match attempt(&leases, &candidate, &mut seen).await {
@@ -164,7 +164,7 @@ fn taken(mut lease: Lease, candidate: &Candidate) -> Lease {
     let now = MicroTime(Timestamp::now());
     lease.metadata = ObjectMeta {
         name: Some(OPERATOR_LEASE.into()),
-        namespace: Some(SYSTEM_NAMESPACE.into()),
+        namespace: Some(system_namespace().into()),
         resource_version: lease.metadata.resource_version,
         annotations: Some(candidate.annotations()),
         ..ObjectMeta::default()

@@ -1,4 +1,5 @@
-//! The CRDs in `install/`: generated from the types of `api/`, committed, and checked to be current.
+//! The CRDs in `install/` and `charts/thuban`: generated from the types of `api/`, committed, and checked to be
+//! current.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +22,7 @@ pub fn run(check: bool) -> Result<()> {
     let manifests: BTreeMap<String, String> =
         serde_json::from_slice(&output.stdout).context("reading the generated CRDs")?;
     for (file, text) in manifests {
-        let path = root().join("install").join(file);
+        let path = root().join(file);
         if fs::read_to_string(&path).is_ok_and(|current| current == text) {
             println!("{} is current", path.display());
             continue;

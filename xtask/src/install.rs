@@ -1,15 +1,16 @@
 //! Installs Thuban on a local cluster from `install/`: the same files in the same order as a user would apply.
 //!
-//! Only values of `05-config.yaml` differ, as they do on any cluster. A second run brings changed images and manifests.
+//! The values of `config.env` are those of the cluster. A second run brings changed images and manifests.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
+use serde_json::{Value, json};
 use thuban_cluster::{Cluster, Instance};
 
 use crate::{
@@ -19,7 +20,12 @@ use crate::{
 };
 
 pub const NAMESPACE: &str = "thuban-system";
-const CONFIG: &str = "05-config.yaml";
+const CONFIG: &str = "install/config.env.example";
+const KUSTOMIZATION: &str = "kustomization.yaml";
+/// Values that all local clusters have.
+const SERVICE_CIDRS: &str = "10.96.0.0/16";
+const CLUSTER_DNS: &str = "10.96.0.10";
+const DEFAULT_VPC_CIDR: &str = "10.244.0.0/16";
 /// The CRD of ClusterNetworkPolicy, which isn't Thuban's: one that a cluster has is used, and none is ever removed.
 const FOREIGN: &str = "12-cluster-network-policies.yaml";
 const FOREIGN_CRD: &str = "customresourcedefinition/clusternetworkpolicies.policy.networking.k8s.io";
@@ -37,8 +43,9 @@ pub fn run(name: &str) -> Result<()> {
         .kubectl(&["get", "-n", NAMESPACE, "daemonset/transitd"])
         .is_ok();
     let are_images_new = import_changed_images(&cluster)?;
-    for manifest in manifests()? {
-        let text = manifest_for(&manifest, cluster.instance())?;
+    for (index, manifest) in manifests()?.into_iter().enumerate() {
+        let text =
+            fs::read_to_string(&manifest).with_context(|| format!("reading {}", manifest.display()))?;
         let file = manifest
             .file_name()
             .unwrap_or_default()
@@ -52,6 +59,12 @@ pub fn run(name: &str) -> Result<()> {
             .kubectl_apply(&text)
             .with_context(|| format!("applying install/{file}"))?;
         println!("applied install/{file}");
+        if index == 0 {
+            // The namespace is there now.
+            cluster
+                .kubectl_apply(&config_map(cluster.instance())?)
+                .context("applying the configuration")?;
+        }
     }
     if was_installed && are_images_new {
         for workload in ["deployment/thuban-operator", "daemonset/transitd"] {
@@ -73,6 +86,7 @@ pub fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
+        .filter(|path| !path.ends_with(KUSTOMIZATION))
         .collect();
     files.sort();
     if files.is_empty() {
@@ -86,35 +100,47 @@ pub fn is_foreign(path: &Path) -> bool {
     path.ends_with(FOREIGN)
 }
 
-/// Returns the file's text, with the values of this cluster.
-pub fn manifest_for(path: &Path, instance: &Instance) -> Result<String> {
+/// Returns the values of a file that sets environment variables.
+fn read_values(path: &Path) -> Result<BTreeMap<String, String>> {
     let text = fs::read_to_string(path).with_context(|| format!("reading {}", path.display()))?;
-    if !path.ends_with(CONFIG) {
-        return Ok(text);
-    }
-    let mut config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text)?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let values = lines.filter_map(|line| line.split_once('='));
+    Ok(values
+        .map(|(key, value)| (key.to_owned(), value.to_owned()))
+        .collect())
+}
+
+/// Returns a cluster's values.
+pub fn values(instance: &Instance) -> Result<BTreeMap<String, String>> {
+    let mut data = read_values(&root().join(CONFIG))?;
     // Uplinks are veths. The demo runs as a user would have it, the tests have transit at XDP where the uplinks can.
     let is_tests = is_tests(instance.name());
     let aggregation = if is_tests { "never" } else { "auto" };
-    let values = [
-        ("THUBAN_AGGREGATION", aggregation.to_owned()),
-        ("KUBERNETES_SERVICE_HOST", instance.gateway().to_string()),
-        ("KUBERNETES_SERVICE_PORT", instance.api_port().to_string()),
-        ("THUBAN_UNDERLAY_CIDRS", instance.subnet()),
-        // The tests dial from here, as thieves of tokens do.
-        ("THUBAN_STREAM_SOURCES", format!("{}/32", instance.gateway())),
-    ];
-    for (key, value) in values {
-        config["data"][key] = value.into();
-    }
+    let mut set = |key: &str, value: String| drop(data.insert(key.to_owned(), value));
+    set("THUBAN_AGGREGATION", aggregation.to_owned());
+    set("KUBERNETES_SERVICE_HOST", instance.gateway().to_string());
+    set("KUBERNETES_SERVICE_PORT", instance.api_port().to_string());
+    set("THUBAN_SERVICE_CIDRS", SERVICE_CIDRS.to_owned());
+    set("THUBAN_UNDERLAY_CIDRS", instance.subnet());
+    set("THUBAN_DEFAULT_VPC_CIDR", DEFAULT_VPC_CIDR.to_owned());
+    set("THUBAN_CLUSTER_DNS", CLUSTER_DNS.to_owned());
+    // The tests dial from here, as thieves of tokens do.
+    set("THUBAN_STREAM_SOURCES", format!("{}/32", instance.gateway()));
     if instance.name() == conformance::NAME {
-        config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = KUBERNETES_EXTERNAL_IPS.into();
+        set("THUBAN_EXTERNAL_IP_CIDRS", KUBERNETES_EXTERNAL_IPS.to_owned());
     }
     if is_tests {
-        config["data"]["THUBAN_EXTERNAL_IP_CIDRS"] = EXTERNAL_IPS.into();
-        config["data"]["THUBAN_CLAIM_REST_SECONDS"] = CLAIM_REST_SECONDS.into();
+        set("THUBAN_EXTERNAL_IP_CIDRS", EXTERNAL_IPS.to_owned());
+        set("THUBAN_CLAIM_REST_SECONDS", CLAIM_REST_SECONDS.to_owned());
     }
-    Ok(serde_yaml_ng::to_string(&config)?)
+    Ok(data)
+}
+
+/// Returns the ConfigMap of a cluster's values.
+fn config_map(instance: &Instance) -> Result<String> {
+    let config = json!({"apiVersion": "v1", "kind": "ConfigMap", "data": values(instance)?,
+        "metadata": {"name": "thuban-config", "namespace": NAMESPACE}});
+    Ok(config.to_string())
 }
 
 /// Imports archives that changed since the last installation on this cluster.
@@ -243,20 +269,36 @@ pub fn wait(what: &str, mut ask: impl FnMut() -> Result<(bool, String)>) -> Resu
 
 #[cfg(test)]
 mod tests {
-    use super::{Instance, manifest_for, manifests};
+    use std::collections::BTreeMap;
+
+    use super::{Instance, manifests, read_values, root, values};
 
     #[test]
     fn the_configuration_gets_the_values_of_the_cluster() {
         let instance = Instance::named("test").unwrap();
-        let files = manifests().unwrap();
-        let config = files.iter().find(|path| path.ends_with(super::CONFIG)).unwrap();
-        let text = manifest_for(config, &instance).unwrap();
-        let config: serde_yaml_ng::Value = serde_yaml_ng::from_str(&text).unwrap();
-        let data = &config["data"];
+        let data = values(&instance).unwrap();
         assert_eq!(data["KUBERNETES_SERVICE_HOST"], instance.gateway().to_string());
         assert_eq!(data["KUBERNETES_SERVICE_PORT"], instance.api_port().to_string());
         assert_eq!(data["THUBAN_UNDERLAY_CIDRS"], instance.subnet());
         assert_eq!(data["THUBAN_TRANSIT_HOOK"], "auto");
+    }
+
+    #[test]
+    fn the_chart_and_kustomize_have_the_same_values_by_default() {
+        let values = root().join("charts/thuban/values.yaml");
+        let values: serde_yaml_ng::Value =
+            serde_yaml_ng::from_str(&std::fs::read_to_string(values).unwrap()).unwrap();
+        let chart = values["config"].as_mapping().unwrap().iter();
+        let chart: BTreeMap<String, String> = chart
+            .map(|(key, value)| {
+                (
+                    key.as_str().unwrap().to_owned(),
+                    value.as_str().unwrap().to_owned(),
+                )
+            })
+            .filter(|(_, value)| !value.is_empty())
+            .collect();
+        assert_eq!(chart, read_values(&root().join(super::CONFIG)).unwrap());
     }
 
     #[test]
@@ -270,18 +312,5 @@ mod tests {
         assert_eq!(super::FOREIGN_CRD, format!("customresourcedefinition/{name}"));
         let read = |field: &str| object["spec"]["versions"][0][field].clone();
         assert_eq!((read("name"), read("served")), ("v1alpha2".into(), true.into()));
-    }
-
-    #[test]
-    fn other_manifests_are_applied_as_they_are() {
-        let instance = Instance::named("test").unwrap();
-        for path in manifests().unwrap() {
-            if !path.ends_with(super::CONFIG) {
-                assert_eq!(
-                    manifest_for(&path, &instance).unwrap(),
-                    std::fs::read_to_string(path).unwrap()
-                );
-            }
-        }
     }
 }

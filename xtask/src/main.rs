@@ -12,6 +12,7 @@ mod bench_peers;
 mod bench_services;
 mod btf;
 mod build;
+mod chart;
 mod check;
 mod cluster;
 mod cni_tools;
@@ -28,12 +29,14 @@ mod install;
 mod kube;
 mod links;
 mod load_balancers;
+mod manifests;
 mod progress;
 mod removal;
 mod soak;
 mod test;
 mod test_names;
 mod uninstall;
+mod values;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about, version)]
@@ -48,9 +51,15 @@ enum Command {
     Build,
     /// Build only the eBPF programs
     BuildEbpf,
-    /// Write the CRDs of install/ from the types of api/
+    /// Write the CRDs of install/ and charts/thuban from the types of api/
     Crds {
-        /// Write nothing. Fail if the file is not current
+        /// Write nothing. Fail if a file is not current
+        #[arg(long)]
+        check: bool,
+    },
+    /// Write the other manifests of install/ from charts/thuban
+    Manifests {
+        /// Write nothing. Fail if a file is not current
         #[arg(long)]
         check: bool,
     },
@@ -103,6 +112,12 @@ enum Command {
         #[arg(long)]
         load_balancers: bool,
     },
+    /// Read the cluster of your kubeconfig, and print the values with which Thuban is installed on it
+    Values {
+        /// Print lines of install/config.env instead of the chart's values
+        #[arg(long)]
+        env: bool,
+    },
     /// Remove Thuban from a local cluster
     Uninstall {
         /// Name of the cluster: demo, test, or another short name
@@ -141,6 +156,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             println!("{}", ebpf::build()?.display());
         }
         Command::Crds { check } => crds::run(check)?,
+        Command::Manifests { check } => manifests::run(check)?,
         Command::Check => check::run()?,
         Command::Test { kernel: true, .. } => return test::kernel::run(),
         Command::Test { nic: true, .. } => return test::nic::run(),
@@ -161,6 +177,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             load_balancers: true,
         } => load_balancers::install(&Cluster::named(&name)?)?,
         Command::Install { name, .. } => install::run(&name)?,
+        Command::Values { env } => values::run(env)?,
         Command::Uninstall { name } => uninstall::run(&name)?,
         Command::Cluster { name, action } => return cluster::run(&name, action),
         Command::Deps => deps::ensure()?,

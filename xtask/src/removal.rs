@@ -1,16 +1,20 @@
-//! Tests of `cargo xtask uninstall`, on the cluster of the end-to-end tests and after them.
+//! Tests of the removal, and of the chart, on the cluster of the end-to-end tests and after them.
 
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
-use crate::{demo, images, install, uninstall};
+use crate::{chart, demo, images, install, uninstall};
 
 type Test = (&'static str, fn(&str) -> Result<()>);
 
 /// The tests, in this order. The cluster comes with Thuban and with pods of tenants, and is left with neither.
-pub const TESTS: [Test; 2] = [
+pub const TESTS: [Test; 3] = [
     ("removal under running pods, and again", under_running_pods),
+    (
+        "Helm installs, upgrades, rolls back and removes in another namespace",
+        chart::in_another_namespace,
+    ),
     (
         "removal when the operator is gone and a node with pods too",
         without_operator_and_node,

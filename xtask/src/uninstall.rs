@@ -13,7 +13,7 @@ use serde_json::Value;
 use thuban_cluster::Cluster;
 
 use crate::build::root;
-use crate::install::{NAMESPACE, is_foreign, manifest_for, manifests};
+use crate::install::{NAMESPACE, is_foreign, manifests};
 
 /// Kinds of Thuban, users before the kinds that they use.
 const KINDS: [&str; 8] = [
@@ -71,10 +71,7 @@ fn remove(cluster: &Cluster) -> Result<()> {
     // Workloads and rights, then policies, kinds, configuration and namespaces.
     for manifest in manifests()?.iter().rev().filter(|path| !is_foreign(path)) {
         println!("deleting {}", manifest.display());
-        let text = manifest_for(manifest, cluster.instance())?;
-        let file = cluster.instance().state().join("uninstall.yaml");
-        fs::write(&file, text).with_context(|| format!("writing {}", file.display()))?;
-        let file = file.display().to_string();
+        let file = manifest.display().to_string();
         let arguments = ["delete", "--ignore-not-found", "--wait=false", "-f", &file];
         // A kind that is gone has no objects.
         if let Err(error) = cluster.kubectl(&arguments)

@@ -9,7 +9,7 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::identifiers::Vni;
 use thuban_api::{
     BitRate, DEFAULT_NAME, DeniedTraffic, Droplet, Dscp, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network,
-    SYSTEM_NAMESPACE, VniClaim, Vpc, VpcSpec,
+    VniClaim, Vpc, VpcSpec, system_namespace,
 };
 
 use crate::controller::admission::admitted;
@@ -101,7 +101,7 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
         context.hub.triggers.endpoint(name);
     }
     wake_services_of(&space.name_any(), context);
-    if name == SYSTEM_NAMESPACE && is_first {
+    if name == system_namespace() && is_first {
         wake_hosts(context);
     }
 }

@@ -17,7 +17,7 @@ use kube::{Api, ResourceExt};
 use thuban_api::condition::{find, set};
 use thuban_api::{
     ClusterNetworkPolicy, Condition, ConditionStatus, Denied, PolicyState, PolicyStateSpec,
-    REPORT_DENIED_ANNOTATION, SYSTEM_NAMESPACE,
+    REPORT_DENIED_ANNOTATION, system_namespace,
 };
 
 use crate::controller::cache::last_seen::Sights;
@@ -51,7 +51,7 @@ pub fn on_change(context: &Context, change: &Change<PolicyState>) {
     if let Change::Gone(state) = change {
         let namespace = state.namespace().unwrap_or_default();
         context.hub.triggers.network_policy(&namespace, &state.name_any());
-        if namespace == SYSTEM_NAMESPACE {
+        if namespace == system_namespace() {
             context.hub.triggers.cluster_policy(&state.name_any());
         }
     }
@@ -217,14 +217,14 @@ pub async fn sync_cluster(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let name = policy.name_any();
-    let other = ObjectRef::<NetworkPolicy>::new(&name).within(SYSTEM_NAMESPACE);
+    let other = ObjectRef::<NetworkPolicy>::new(&name).within(system_namespace());
     if context.stores.network_policies.get(&other).is_some() {
         return Ok(next);
     }
-    let known = known(SYSTEM_NAMESPACE, &name, context);
+    let known = known(system_namespace(), &name, context);
     if !context.hub.is_reported(&name) {
         if let Some(own) = known.as_deref().filter(|known| is_of(known, policy)) {
-            let states = Api::namespaced(context.client.clone(), SYSTEM_NAMESPACE);
+            let states = Api::namespaced(context.client.clone(), system_namespace());
             delete(&states, own).await?;
         }
         return Ok(next);
@@ -239,7 +239,14 @@ pub async fn sync_cluster(
         conditions: is_new.then_some(conditions),
         next,
     };
-    write(policy, (SYSTEM_NAMESPACE, &name), known.as_deref(), told, context).await
+    write(
+        policy,
+        (system_namespace(), &name),
+        known.as_deref(),
+        told,
+        context,
+    )
+    .await
 }
 
 fn known(namespace: &str, name: &str, context: &Context) -> Option<Arc<PolicyState>> {

@@ -2,7 +2,7 @@
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Bouncer, Divider, Endpoint, SYSTEM_NAMESPACE};
+use thuban_api::{Bouncer, Divider, Endpoint, system_namespace};
 
 use crate::controller::context::Context;
 use crate::controller::role::kind::Role;
@@ -82,6 +82,6 @@ pub fn wake_hosts(context: &Context) {
         context
             .hub
             .triggers
-            .endpoint(&(SYSTEM_NAMESPACE.to_owned(), name));
+            .endpoint(&(system_namespace().to_owned(), name));
     }
 }

@@ -33,7 +33,7 @@ use crate::model::rows::{self, Key};
 
 /// Who may dial.
 const TRANSITD: Account = Account {
-    user: "system:serviceaccount:thuban-system:transitd",
+    name: "transitd",
     audience: OPERATOR_TOKEN_AUDIENCE,
 };
 /// How long a stream may take to say Hello.

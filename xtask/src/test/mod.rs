@@ -32,7 +32,8 @@ use self::{
 };
 use crate::{
     build::{self, Profile, step},
-    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, removal,
+    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, manifests,
+    removal,
 };
 
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
@@ -264,6 +265,10 @@ fn prepare() -> Result<()> {
     step("kube binaries", kube::binaries)?;
     step("CoreDNS", || dns::archive(Profile::Test))?;
     step("gobgpd", load_balancers::ensure_gobgpd)?;
+    step("Helm", || {
+        manifests::helm()?;
+        manifests::run(true)
+    })?;
     step("containerd 2", cluster::ensure_containerd)?;
     step("cnitool and others", cni_tools::ensure)
 }

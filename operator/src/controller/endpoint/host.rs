@@ -5,7 +5,7 @@ use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, EndpointSpec, EndpointType, FINALIZER, SYSTEM_NAMESPACE};
+use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, EndpointSpec, EndpointType, FINALIZER, system_namespace};
 use tracing::info;
 
 use crate::controller::admission::usable_network;
@@ -20,17 +20,18 @@ use crate::model::endpoint::{EndpointKind, name_of};
 /// droplet, whose reconciler asks again. Returns when to ask again if the endpoint was denied.
 pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Action>, ReconcileError> {
     let name = droplet.name_any();
-    let Ok(network) = usable_network(SYSTEM_NAMESPACE, DEFAULT_NAME, context) else {
+    let Ok(network) = usable_network(system_namespace(), DEFAULT_NAME, context) else {
         return Ok(None);
     };
-    let known = ObjectRef::<Endpoint>::new(&name).within(SYSTEM_NAMESPACE);
+    let known = ObjectRef::<Endpoint>::new(&name).within(system_namespace());
     if let Some(known) = context.stores.endpoints.get(&known) {
         if EndpointKind::of(&known) != EndpointKind::Host
             && context.clocks.known_for(Timed::HostNameTaken, &name).is_zero()
         {
             let note = format!(
-                "a user's Endpoint in namespace {SYSTEM_NAMESPACE} has the name {name:?}, which this node's Endpoint \
-                 needs; delete the user's Endpoint"
+                "a user's Endpoint in namespace {} has the name {name:?}, which this node's Endpoint \
+                 needs; delete the user's Endpoint",
+                system_namespace()
             );
             context.events.event(droplet, true, "EndpointNameTaken", &note);
         }
@@ -50,11 +51,11 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Actio
     let mut endpoint = Endpoint::new(&name, spec);
     endpoint.metadata = ObjectMeta {
         name: Some(name.clone()),
-        namespace: Some(SYSTEM_NAMESPACE.to_owned()),
+        namespace: Some(system_namespace().to_owned()),
         finalizers: Some(vec![FINALIZER.to_owned()]),
         ..ObjectMeta::default()
     };
-    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), SYSTEM_NAMESPACE);
+    let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), system_namespace());
     match create(&endpoints, &endpoint).await {
         Ok(_) => {
             denial::forget(droplet, context);
@@ -63,7 +64,9 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Actio
         }
         // The watch will tell.
         Err(error) if error.is_conflict() => Ok(None),
-        Err(error) if error.is_denied() => Ok(Some(denial::tell(droplet, SYSTEM_NAMESPACE, &error, context))),
+        Err(error) if error.is_denied() => {
+            Ok(Some(denial::tell(droplet, system_namespace(), &error, context)))
+        }
         Err(error) => Err(error.into()),
     }
 }
@@ -71,7 +74,7 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Actio
 /// Whether the node wants the endpoint: an accepted droplet is there, and the network stays.
 pub fn is_wanted_by_node(endpoint: &Endpoint, context: &Context) -> bool {
     let spec = &endpoint.spec;
-    let is_right = name_of(endpoint) == (SYSTEM_NAMESPACE.to_owned(), spec.droplet.clone())
+    let is_right = name_of(endpoint) == (system_namespace().to_owned(), spec.droplet.clone())
         && spec.network == DEFAULT_NAME;
     let network = context.network(&spec.network);
     let stays = network.is_some_and(|network| {

@@ -53,7 +53,7 @@ pub fn say(status: &mut EndpointStatus, endpoint: &Endpoint, context: &Context) 
     let refused: Vec<String> = refused.iter().map(ToString::to_string).collect();
     let message = format!(
         "spec.externalIPs {} of Service {} have no effect: only Services of VPC {DEFAULT_NAME:?} may have external \
-         IPs, and only in the ranges of THUBAN_EXTERNAL_IP_CIDRS (install/05-config.yaml)",
+         IPs, and only in the ranges of THUBAN_EXTERNAL_IP_CIDRS",
         refused.join(", "),
         service.name_any()
     );

@@ -70,7 +70,7 @@ fn all_droplets_are_told_the_droplet_of_each_backend() {
 }
 
 #[test]
-fn backends_on_suspect_droplets_are_left_out_if_there_are_others() {
+fn backends_on_suspects_are_left_out_if_there_are_others() {
     let mut world = shared();
     world.set_service(&name("s"), Some(fronted("1")));
     world.flush();

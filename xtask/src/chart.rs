@@ -1,0 +1,151 @@
+//! The test of `charts/thuban`: Helm installs, upgrades, rolls back and removes Thuban in a namespace of another name,
+//! on a local cluster without Thuban. No packet between two nodes is lost meanwhile.
+
+use std::{
+    fs,
+    net::{SocketAddr, UdpSocket},
+    process::Command,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::json;
+use thuban_cluster::Cluster;
+
+use crate::{build::root, images, install, manifests, uninstall};
+
+const RELEASE: &str = "vpcs";
+const SPACE: &str = "vpc-network";
+const POD: &str = "charted";
+/// The port where the pod answers datagrams.
+const PORT: u16 = 8081;
+const PATIENCE: Duration = Duration::from_secs(1);
+const PAUSE: Duration = Duration::from_millis(10);
+/// What a value that is missing names.
+const REQUIRED: &str = "KUBERNETES_SERVICE_HOST";
+
+/// What Helm said, or why it failed.
+fn helm(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+    let output = Command::new(manifests::helm()?)
+        .env("KUBECONFIG", cluster.instance().kubeconfig())
+        .args(arguments)
+        .args(["--namespace", SPACE])
+        .output()
+        .context("starting helm")?;
+    if !output.status.success() {
+        bail!(
+            "helm {}: {}",
+            arguments.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Runs the test. Leaves the cluster without Thuban.
+pub fn in_another_namespace(name: &str) -> Result<()> {
+    let cluster = &Cluster::named(name)?;
+    let chart = root().join("charts/thuban").display().to_string();
+    let values = cluster.instance().state().join("values.json");
+    let config = install::values(cluster.instance())?;
+    let write = |config: &_| {
+        let text = json!({"config": config}).to_string();
+        fs::write(&values, text).with_context(|| format!("writing {}", values.display()))
+    };
+    let file = values.display().to_string();
+    let of = |verb: &'static str| [verb, RELEASE, &chart, "--values", &file, "--wait", "--timeout=3m"];
+
+    let mut lacking = config.clone();
+    lacking.remove(REQUIRED);
+    write(&lacking)?;
+    let install = of("install");
+    let refused = helm(cluster, &[&install[..], &["--create-namespace"]].concat());
+    let refused = refused
+        .err()
+        .context("a chart with a value missing was installed")?;
+    ensure!(format!("{refused:#}").contains(REQUIRED), "{refused:#}");
+    ensure!(
+        cluster.kubectl(&["get", "crd", "vpcs.thuban.dev"]).is_err(),
+        "half installed"
+    );
+
+    write(&config)?;
+    helm(cluster, &[&install[..], &["--create-namespace"]].concat())?;
+    let nodes = cluster.nodes()?;
+    let server = start_server(cluster, &nodes[1])?;
+    let is_over = AtomicBool::new(false);
+    let lost = thread::scope(|scope| {
+        let asking = scope.spawn(|| cluster.in_node(&nodes[0], || ask_until(server, &is_over)));
+        let changed = change(cluster, || {
+            let mut changed = config.clone();
+            changed.insert("THUBAN_CLAIM_REST_SECONDS".to_owned(), "6".to_owned());
+            write(&changed)?;
+            helm(cluster, &of("upgrade")).map(drop)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        let lost = asking.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+        changed.and(lost)
+    });
+    let (asked, lost) = lost?;
+    println!("{asked} datagrams were asked for while Helm upgraded and rolled back, {lost} got no answer");
+    ensure!(asked > 100 && lost == 0, "{lost} of {asked} datagrams were lost");
+    cluster.kubectl(&["delete", "pod", POD, "--now"])?;
+    helm(cluster, &["uninstall", RELEASE, "--wait", "--timeout=3m"])?;
+    cluster
+        .kubectl(&["get", "crd", "vpcs.thuban.dev"])
+        .context("the CRDs go only by hand")?;
+    cluster.kubectl(&["delete", "namespace", SPACE])?;
+    uninstall::run(name)
+}
+
+/// Upgrades and rolls back. Each change of a value replaces all pods.
+fn change(cluster: &Cluster, upgrade: impl Fn() -> Result<()>) -> Result<()> {
+    let templates = || {
+        cluster.kubectl(&[
+            "get",
+            "daemonset",
+            "-n",
+            SPACE,
+            "transitd",
+            "-o",
+            "jsonpath={.metadata.generation}",
+        ])
+    };
+    let first = templates()?;
+    upgrade()?;
+    let second = templates()?;
+    helm(cluster, &["rollback", RELEASE, "1", "--wait", "--timeout=3m"])?;
+    ensure!(
+        first != second && second != templates()?,
+        "transitd was not replaced"
+    );
+    Ok(())
+}
+
+/// Returns the address of a pod that answers datagrams.
+fn start_server(cluster: &Cluster, node: &str) -> Result<SocketAddr> {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD, "namespace": "default"},
+        "spec": {"nodeName": node, "containers": [
+            {"name": "agnhost", "image": images::AGNHOST, "args": ["netexec", format!("--udp-port={PORT}")]}]}});
+    cluster.kubectl_apply(&pod.to_string())?;
+    cluster.kubectl(&["wait", "--for=condition=Ready", "pod", POD, "--timeout=90s"])?;
+    let address = cluster.kubectl(&["get", "pod", POD, "-o", "jsonpath={.status.podIP}"])?;
+    Ok(SocketAddr::new(address.trim().parse()?, PORT))
+}
+
+/// Asks by datagrams until somebody says that it is over. Returns how many were sent, and how many had no answer.
+fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)> {
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.connect(server)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    let (mut asked, mut lost) = (0, 0);
+    while !is_over.load(Ordering::Relaxed) {
+        asked += 1;
+        let is_answered = socket.send(b"hostname").is_ok() && socket.recv(&mut [0; 256]).is_ok();
+        lost += u32::from(!is_answered);
+        thread::sleep(PAUSE);
+    }
+    Ok((asked, lost))
+}

@@ -1,0 +1,230 @@
+//! `cargo xtask values`: reads a cluster, and prints the values with which Thuban is installed on it.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use ipnet::IpNet;
+use serde_json::Value;
+
+/// Ranges of which the first that is free is the default VPC's, if nodes have no ranges for pods.
+const DEFAULT_VPCS: [&str; 3] = ["10.244.0.0/16", "172.20.0.0/16", "192.168.0.0/16"];
+
+/// What was found: a key, its value, and what people should know about it.
+type Found = Vec<(&'static str, String, &'static str)>;
+
+/// Prints the values, as a chart's or as lines of `config.env`.
+pub fn run(is_env: bool) -> Result<()> {
+    let get = |arguments: &[&str]| -> Result<Value> {
+        let mut kubectl = Command::new("kubectl");
+        kubectl.arg("get").args(arguments).args(["-o", "json"]);
+        let output = kubectl.output().context("starting kubectl: is it in PATH?")?;
+        if !output.status.success() {
+            let why = String::from_utf8_lossy(&output.stderr);
+            bail!("kubectl get {}: {}", arguments.join(" "), why.trim());
+        }
+        Ok(serde_json::from_slice(&output.stdout)?)
+    };
+    let servers = [
+        "endpointslices",
+        "-n",
+        "default",
+        "-l",
+        "kubernetes.io/service-name=kubernetes",
+    ];
+    let found = values(&Cluster {
+        servers: get(&servers)?,
+        // An API server before 1.33 has none.
+        service_cidrs: get(&["servicecidrs"]).unwrap_or_default(),
+        dns: get(&["service", "-n", "kube-system", "kube-dns"]).unwrap_or_default(),
+        nodes: get(&["nodes"])?,
+    })?;
+    if !is_env {
+        println!("config:");
+    }
+    for (key, value, note) in found {
+        match (is_env, value.as_str()) {
+            (true, "") => println!("# {note}\n#{key}="),
+            (true, value) => println!("# {note}\n{key}={value}"),
+            (false, value) => println!("  # {note}\n  {key}: {value:?}"),
+        }
+    }
+    Ok(())
+}
+
+/// What the API server says of a cluster.
+struct Cluster {
+    servers: Value,
+    service_cidrs: Value,
+    dns: Value,
+    nodes: Value,
+}
+
+fn values(cluster: &Cluster) -> Result<Found> {
+    let servers: Vec<IpAddr> = items(&cluster.servers, "/endpoints")
+        .flat_map(|endpoint| texts(&endpoint["addresses"]))
+        .filter_map(|address| address.parse().ok())
+        .collect();
+    let server = servers
+        .first()
+        .context("Service default/kubernetes has no address")?;
+    let mut slices = cluster.servers["items"].as_array().into_iter().flatten();
+    let port = slices.find_map(|slice| slice["ports"][0]["port"].as_u64());
+    let services: Vec<String> = items(&cluster.service_cidrs, "/spec/cidrs")
+        .filter_map(|cidr| cidr.as_str().map(str::to_owned))
+        .collect();
+    let dns: Vec<String> = texts(&cluster.dns["spec"]["clusterIPs"]).collect();
+    let addresses = items(&cluster.nodes, "/status/addresses")
+        .filter(|address| address["type"] == "InternalIP")
+        .filter_map(|address| address["address"].as_str()?.parse().ok());
+    let underlay: BTreeSet<IpNet> = addresses.chain(servers.iter().copied()).map(around).collect();
+    let pods: Vec<IpNet> = items(&cluster.nodes, "/spec/podCIDRs")
+        .filter_map(|cidr| cidr.as_str()?.parse().ok())
+        .collect();
+    let taken: Vec<IpNet> = services
+        .iter()
+        .filter_map(|cidr| cidr.parse().ok())
+        .chain(underlay.iter().copied())
+        .collect();
+    Ok(vec![
+        (
+            "KUBERNETES_SERVICE_HOST",
+            server.to_string(),
+            "An API server. If there are several, a load balancer's address is better.",
+        ),
+        (
+            "KUBERNETES_SERVICE_PORT",
+            port.unwrap_or(6443).to_string(),
+            "Its port.",
+        ),
+        (
+            "THUBAN_SERVICE_CIDRS",
+            services.join(","),
+            "The ServiceCIDR objects. If there are none: --service-cluster-ip-range of the API server.",
+        ),
+        (
+            "THUBAN_UNDERLAY_CIDRS",
+            joined(IpNet::aggregate(&underlay.into_iter().collect())),
+            "Networks around the addresses of nodes and API servers. Add registries, DNS servers and all else that nodes talk to.",
+        ),
+        (
+            "THUBAN_DEFAULT_VPC_CIDR",
+            default_vpc(&pods, &taken),
+            "The range of pods in the VPC `default`.",
+        ),
+        (
+            "THUBAN_CLUSTER_DNS",
+            dns.join(","),
+            "Service kube-system/kube-dns.",
+        ),
+    ])
+}
+
+/// Yields the elements of a list in each item of a list of objects.
+fn items<'a>(list: &'a Value, pointer: &'a str) -> impl Iterator<Item = &'a Value> {
+    let items = list["items"].as_array().into_iter().flatten();
+    items
+        .filter_map(move |item| item.pointer(pointer)?.as_array())
+        .flatten()
+}
+
+fn texts(list: &Value) -> impl Iterator<Item = String> {
+    let texts = list.as_array().into_iter().flatten();
+    texts.filter_map(|text| text.as_str().map(str::to_owned))
+}
+
+fn joined(ranges: impl IntoIterator<Item = IpNet>) -> String {
+    let ranges: Vec<String> = ranges.into_iter().map(|range| range.to_string()).collect();
+    ranges.join(",")
+}
+
+/// Returns the usual network of an address.
+fn around(address: IpAddr) -> IpNet {
+    let length = if address.is_ipv4() { 24 } else { 64 };
+    IpNet::new(address, length).map_or_else(|_| address.into(), |range| range.trunc())
+}
+
+/// Returns the IPv4 range that holds the nodes' ranges of pods, or one that is free.
+fn default_vpc(pods: &[IpNet], taken: &[IpNet]) -> String {
+    let mut held = pods.iter().filter(|range| matches!(range, IpNet::V4(_)));
+    let Some(first) = held.next().copied() else {
+        let is_free = |range: &IpNet| {
+            !taken
+                .iter()
+                .any(|other| other.contains(range) || range.contains(other))
+        };
+        let ranges = DEFAULT_VPCS.iter().filter_map(|range| range.parse().ok());
+        return ranges
+            .filter(is_free)
+            .map(|range| range.to_string())
+            .next()
+            .unwrap_or_default();
+    };
+    // A node's range is usually a /24 of a /16.
+    let mut range = first;
+    let holds_all = |range: &IpNet| {
+        pods.iter()
+            .filter(|other| matches!(other, IpNet::V4(_)))
+            .all(|other| range.contains(other))
+    };
+    while !holds_all(&range) || range.prefix_len() > 16 {
+        match range.supernet() {
+            Some(larger) => range = larger,
+            None => break,
+        }
+    }
+    range.to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::{Cluster, values};
+
+    fn cluster() -> Cluster {
+        let node = |address: &str, pods: &[&str]| {
+            json!({"spec": {"podCIDRs": pods}, "status": {"addresses": [
+                {"type": "Hostname", "address": "a"}, {"type": "InternalIP", "address": address}]}})
+        };
+        Cluster {
+            servers: json!({"items": [{"endpoints": [{"addresses": ["192.0.2.10"]}], "ports": [{"port": 6444}]}]}),
+            service_cidrs: json!({"items": [{"spec": {"cidrs": ["10.96.0.0/12", "fd00:96::/108"]}}]}),
+            dns: json!({"spec": {"clusterIPs": ["10.96.0.10"]}}),
+            nodes: json!({"items": [node("192.0.3.11", &["10.32.1.0/24"]), node("2001:db8::1", &["10.32.2.0/24"])]}),
+        }
+    }
+
+    fn of(cluster: &Cluster, key: &str) -> String {
+        let found = values(cluster).unwrap();
+        found.into_iter().find(|(of, ..)| *of == key).unwrap().1
+    }
+
+    #[test]
+    fn a_cluster_says_with_which_values_thuban_is_installed() {
+        let cluster = cluster();
+        for (key, value) in [
+            ("KUBERNETES_SERVICE_HOST", "192.0.2.10"),
+            ("KUBERNETES_SERVICE_PORT", "6444"),
+            ("THUBAN_SERVICE_CIDRS", "10.96.0.0/12,fd00:96::/108"),
+            ("THUBAN_UNDERLAY_CIDRS", "192.0.2.0/23,2001:db8::/64"),
+            ("THUBAN_DEFAULT_VPC_CIDR", "10.32.0.0/16"),
+            ("THUBAN_CLUSTER_DNS", "10.96.0.10"),
+        ] {
+            assert_eq!(of(&cluster, key), value, "{key}");
+        }
+    }
+
+    #[test]
+    fn what_a_cluster_does_not_say_is_left_to_people() {
+        let mut cluster = cluster();
+        cluster.nodes =
+            json!({"items": [{"status": {"addresses": [{"type": "InternalIP", "address": "10.244.0.9"}]}}]});
+        cluster.service_cidrs = Value::Null;
+        assert_eq!(of(&cluster, "THUBAN_SERVICE_CIDRS"), "");
+        assert_eq!(of(&cluster, "THUBAN_DEFAULT_VPC_CIDR"), "172.20.0.0/16");
+        cluster.servers = json!({"items": []});
+        assert!(values(&cluster).is_err());
+    }
+}
