@@ -59,15 +59,16 @@ pub struct VpcSpec {
     pub egress: Option<bool>,
     /// The Services of the VPC `default` that pods of this VPC reach at their ClusterIPs.
     /// The list has at most 16 entries, each in the form `namespace/name`.
+    /// These are shared besides `default/kubernetes`, and `kube-system/kube-dns` if the operator knows
+    /// THUBAN_CLUSTER_DNS. `-default/kubernetes` or `-kube-system/kube-dns` takes one of them away.
     /// An empty list shares none. A Service that does not exist, or is in another VPC than `default`, has no effect.
-    /// Default: `default/kubernetes`, and `kube-system/kube-dns` if the operator knows THUBAN_CLUSTER_DNS.
     /// The VPC `default` reaches all of its own Services without this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(
         length(max = 16),
         inner(
-            length(max = 127),
-            regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+            length(max = 128),
+            regex(pattern = r"^-?[a-z0-9]([-a-z0-9]*[a-z0-9])?/[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
         )
     )]
     pub shared_services: Option<Vec<String>>,

@@ -210,7 +210,7 @@ fn vpc_reaches_default_vpc_service_only_while_sharing_it() {
     let red = tenants.vpc("red");
     let ask = |pod: &Pod, patience| pod.inside(|| http_hostname_at((service, 80), patience));
     assert!(ask(red[0], NOT_REACHED).is_err());
-    let shared = json!({"sharedServices": ["default/kubernetes", "default/echo"]});
+    let shared = json!({"sharedServices": ["default/echo"]});
     patch_vpc(cluster, "red", &shared).unwrap();
     let result = red.iter().try_for_each(|pod| {
         cluster.wait_for(&format!("echo for {}", pod.name), SOON, || {

@@ -5,10 +5,10 @@
 
 mod allocate;
 pub mod attach;
-mod bandwidth;
 pub mod host;
 pub mod pod;
 mod provision;
+mod remarks;
 mod remove;
 pub mod scaled;
 pub mod status;
@@ -53,7 +53,7 @@ pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result
         return allocate(endpoint, &endpoints, context).await;
     }
     status::tell_too_many_rules(endpoint, context);
-    bandwidth::tell(endpoint, context);
+    remarks::tell(endpoint, context);
     let status = endpoint.status.clone().unwrap_or_default();
     let has_moved = status.previous_droplet.is_none();
     match status.phase {

@@ -1,19 +1,21 @@
-//! Tells people which limits of a pod's bandwidth are not as its annotations say.
+//! Tells people what of a pod's annotations has no effect.
 
 use kube::ResourceExt;
 use thuban_api::Endpoint;
 
 use super::sync::holder;
 use crate::controller::context::Context;
-use crate::model::bandwidth::{Limits, remarks};
+use crate::model::asked;
+use crate::model::bandwidth::{self, Limits};
 
-/// Writes an event at the pod for each remark about its bandwidth, once while the remark is true.
+/// Writes an event at the pod for each remark about its annotations, once while the remark is true.
 pub fn tell(endpoint: &Endpoint, context: &Context) {
     let (name, pod) = (&endpoint.spec.network, holder(endpoint, context));
     let (Some(network), Some(pod)) = (context.network(name), pod) else {
         return;
     };
-    let remarks = remarks(pod.annotations(), &Limits::of(&network.spec), name);
+    let mut remarks = bandwidth::remarks(pod.annotations(), &Limits::of(&network.spec), name);
+    remarks.extend(asked::unknown(pod.annotations()));
     let uid = pod.uid().unwrap_or_default();
     let told = &context.last_seen.remarks;
     if remarks.is_empty() {
