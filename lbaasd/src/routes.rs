@@ -26,6 +26,7 @@ use kube::core::{Selector, SelectorExt};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 use sha2::{Digest, Sha256};
+use thuban_api::condition::find;
 use thuban_api::routes::{
     Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, Serving,
     TOKEN_AUDIENCE,
@@ -47,6 +48,8 @@ const SPEAKER: Account = Account {
     name: "thuban-speaker",
     audience: TOKEN_AUDIENCE,
 };
+/// Reasons of a Vip that is not accepted because the Service of its name is not its own.
+const NOT_ITS_SERVICE: [&str; 2] = ["NameTaken", "ServiceNotServed"];
 /// How long an answer waits for something to tell.
 const LONG_POLL: Duration = Duration::from_secs(LONGEST_ANSWER_SECONDS);
 /// Bytes of the largest request: 10,000 routes.
@@ -354,7 +357,8 @@ fn addresses(vip: &Vip) -> impl Iterator<Item = IpAddr> {
 
 /// Whether a node that says this may announce an address of a Vip. The node must serve the address for the Vip's
 /// Service and no other: one that was cut off from the operator may still serve it for the Service that had it before.
-/// Whether the Vip is accepted does not count: a change that is refused takes nothing from what is served.
+/// A change of the Vip that is refused takes nothing from what is served. But a Service of the Vip's name that is not
+/// its own gets nothing.
 fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
     let service = format!("{}/{}", vip.namespace().unwrap_or_default(), vip.name_any());
     let is_its = |serving: &&Serving| {
@@ -365,7 +369,12 @@ fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
         .iter()
         .filter(|serving| serving.address == address)
         .peekable();
-    !is_withdrawn(vip) && servings.peek().is_some() && servings.all(|serving| is_its(&serving))
+    let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
+    let accepted = find(conditions.unwrap_or_default(), "Accepted");
+    !is_withdrawn(vip)
+        && accepted.is_some_and(|accepted| !NOT_ITS_SERVICE.contains(&accepted.reason.as_str()))
+        && servings.peek().is_some()
+        && servings.all(|serving| is_its(&serving))
 }
 
 /// Returns the number of the last request by which a node was let announce a Vip's addresses.

@@ -222,6 +222,7 @@ pub fn front() -> Front {
             port: 443,
             affinity: 10_800,
             backends: [(backend(5), underlay(1)), (backend(6), underlay(2))].into(),
+            resting: [backend(6).address].into(),
         }],
         clients: Some(["198.51.100.0/24".parse().unwrap()].into()),
         service: "red/web".into(),

@@ -36,6 +36,8 @@ pub struct FrontPort {
     pub affinity: u32,
     /// Backends of the front's family, at most [`MAX_BACKENDS`], each with its droplet.
     pub backends: BTreeMap<Backend, Underlay>,
+    /// Addresses of those of them that get no new connections, because their droplets are suspect.
+    pub resting: BTreeSet<IpAddr>,
 }
 
 impl TryFrom<FrontRow> for Front {
@@ -70,11 +72,17 @@ fn read(of: IpAddr, port: &proto::FrontPort) -> Result<FrontPort, InvalidRow> {
         let droplet = Underlay::read(&told.droplet)?;
         Ok((backend(of, &told.address, told.port)?, droplet))
     });
+    let resting: Option<_> = port
+        .resting
+        .iter()
+        .map(|told| fields::read_address(told))
+        .collect();
     Ok(FrontPort {
         protocol: protocol(port.protocol)?,
         port: number(port.port, "front.port")?,
         affinity: affinity(port.affinity_seconds, "front.affinity_seconds")?,
         backends: backends.collect::<Result<_, _>>()?,
+        resting: resting.ok_or(invalid("front.resting", "addresses, 16 bytes"))?,
     })
 }
 
@@ -102,6 +110,11 @@ impl From<&FrontPort> for proto::FrontPort {
             port: port.port.into(),
             affinity_seconds: port.affinity,
             backends: backends.collect(),
+            resting: port
+                .resting
+                .iter()
+                .map(|address| fields::octets(*address))
+                .collect(),
         }
     }
 }
@@ -132,6 +145,7 @@ mod tests {
             "service.backends.address",
         );
         refused(&|row| row.ports[0].backends[0].droplet = vec![1], "droplet");
+        refused(&|row| row.ports[0].resting = vec![vec![1]], "front.resting");
         refused(
             &|row| row.ports = vec![row.ports[0].clone(); MAX_PORTS + 1],
             "front.ports",

@@ -1,7 +1,7 @@
 //! Tells transitd's verbs what the tables of the node don't say: the names of policies. They ask by the socket of the
 //! CNI service, where only root may.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -60,7 +60,10 @@ impl Inspect for Service {
         let state = self.node.state();
         let outside = state.rules.outside.as_ref();
         let outside = outside.ok_or_else(|| Status::unavailable("the operator has not been heard yet"))?;
-        let served = outside.union(&state.fronted);
+        // Programs of another layout have tables of their own.
+        let fronted = state.fronted.iter().filter(|_| !state.is_replacing);
+        let served: BTreeSet<_> = outside.iter().chain(fronted).collect();
+        let served = served.into_iter();
         let served = served.map(|(address, service)| ServedAddress {
             address: bytes(address),
             service: service.clone(),

@@ -69,10 +69,23 @@ fn only_a_node_that_serves_an_address_gets_it() {
     let mut others = report(1, false);
     others.serves = vec![serving("203.0.113.8", "red/web")];
     assert!(!may_have(&vip(&json!({})), "node-a", address, &others));
-    // A change was refused, and what is served is as it was.
-    let refused = json!({"conditions": [{"type": "Accepted", "status": "False", "reason": "ProfileNotFound",
-        "message": "", "lastTransitionTime": ""}]});
-    assert!(may_have(&vip(&refused), "node-a", address, &report(1, false)));
+    let never_accepted = vip(&json!({"conditions": []}));
+    assert!(!may_have(&never_accepted, "node-a", address, &report(1, false)));
+    // If a change was refused, what is served is as it was.
+    for (reason, may) in [
+        ("ProfileNotFound", true),
+        ("PortNotFound", true),
+        ("NameTaken", false),
+        ("ServiceNotServed", false),
+    ] {
+        let refused = json!({"conditions": [{"type": "Accepted", "status": "False", "reason": reason,
+            "message": "", "lastTransitionTime": ""}]});
+        assert_eq!(
+            may_have(&vip(&refused), "node-a", address, &report(1, false)),
+            may,
+            "{reason}"
+        );
+    }
 }
 
 #[test]

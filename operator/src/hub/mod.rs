@@ -55,6 +55,9 @@ const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
 const DOUBT_TIMEOUT: u64 = 300_000;
 /// How often the hub looks for droplets that are suspect now.
 const LOOK_FOR_SUSPECTS: Duration = Duration::from_secs(1);
+/// How long a droplet is no longer suspect before fronts lead new connections to it again, milliseconds: a stream that
+/// comes and goes changes no table.
+const TRUSTED_AFTER: u64 = 30_000;
 /// The most direct rows that a droplet may hold of one VPC.
 const MAX_SUBSCRIPTIONS_PER_VPC: usize = 4096;
 
@@ -89,6 +92,8 @@ struct State {
     rests: Rests,
     full: FullTables,
     steps: policy::Steps,
+    /// When droplets were last suspect, as far as fronts still lead new connections past them.
+    suspected: BTreeMap<String, u64>,
     next_id: u64,
 }
 
@@ -182,6 +187,7 @@ impl Hub {
             rests: Rests::default(),
             full: FullTables::default(),
             steps: policy::Steps::default(),
+            suspected: BTreeMap::new(),
             next_id: 1,
         };
         Self {
@@ -225,9 +231,16 @@ impl Hub {
 
     fn look_for_suspects(&self) {
         let state = &mut *self.lock();
-        let droplets = state.world.droplets().map(|(name, _)| name);
-        let suspects = state.suspects(droplets, self.now());
-        state.world.set_suspects(suspects.into_iter().collect());
+        let now = self.now();
+        let suspects = state.suspects(state.world.droplets().map(|(name, _)| name), now);
+        state
+            .suspected
+            .extend(suspects.into_iter().map(|droplet| (droplet, now)));
+        state
+            .suspected
+            .retain(|_, since| now.saturating_sub(*since) < TRUSTED_AFTER);
+        let suspects = state.suspected.keys().cloned().collect();
+        state.world.set_suspects(suspects);
         self.send(state);
     }
 

@@ -26,13 +26,12 @@ pub fn size(backends: usize) -> u32 {
         .unwrap_or(MAX_SLOTS)
 }
 
-/// Returns the table's slots, each an index into `backends`, which are sorted and different. There are no slots
-/// without backends.
-pub fn table(backends: &[BackendEntry]) -> Vec<u32> {
-    if backends.is_empty() {
+/// Returns the slots of a table of that size, each an index into `backends`, which are sorted and different. There are
+/// no slots without backends.
+pub fn table(backends: &[BackendEntry], size: u32) -> Vec<u32> {
+    if backends.is_empty() || size == 0 {
         return Vec::new();
     }
-    let size = size(backends.len());
     let mut turns: Vec<Turn> = backends.iter().map(|backend| Turn::new(backend, size)).collect();
     let mut slots = vec![NOBODY; size as usize];
     let mut free = slots.len();
@@ -118,7 +117,7 @@ mod tests {
     #[test]
     fn backends_have_about_as_many_slots() {
         for count in [1, 2, 3, 10, 37, 100, 600] {
-            let slots = table(&backends(count));
+            let slots = table(&backends(count), size(count.into()));
             let mut shares = vec![0_u32; count.into()];
             for index in &slots {
                 shares[*index as usize] += 1;
@@ -129,7 +128,7 @@ mod tests {
                 "{count}: {least} to {most}"
             );
         }
-        assert!(table(&[]).is_empty());
+        assert!(table(&[], 0).is_empty());
     }
 
     #[test]
@@ -139,7 +138,10 @@ mod tests {
             let mut after = before.clone();
             let gone = usize::from(count / 2);
             after.remove(gone);
-            let (old, new) = (table(&before), table(&after));
+            let (old, new) = (
+                table(&before, size(before.len())),
+                table(&after, size(after.len())),
+            );
             assert_eq!(old.len(), new.len());
             let moved = old.iter().zip(&new).filter(|(old, new)| {
                 before[**old as usize] != after[**new as usize] && **old as usize != gone
@@ -151,7 +153,7 @@ mod tests {
 
     #[test]
     fn the_table_is_the_one_that_other_droplets_have() {
-        let slots = table(&backends(3));
+        let slots = table(&backends(3), size(3));
         let sum = slots
             .iter()
             .fold(0_u64, |sum, index| mix(sum ^ u64::from(*index)));
@@ -164,7 +166,7 @@ mod tests {
 
     #[test]
     fn the_largest_service_has_a_table() {
-        let slots = table(&backends(16384));
+        let slots = table(&backends(16384), size(16384));
         assert_eq!(slots.len(), MAX_SLOTS as usize);
         let mut shares = vec![0_u32; 16384];
         for index in &slots {

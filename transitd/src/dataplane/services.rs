@@ -67,6 +67,8 @@ struct WantedPort {
     affinity: u32,
     flags: u32,
     targets: BTreeSet<Target>,
+    /// Those of them that get no new connections.
+    resting: BTreeSet<BackendEntry>,
 }
 
 /// A backend: in the order of [`BackendEntry`], because a table has each of these once.
@@ -92,6 +94,7 @@ impl From<&Service> for Wanted {
                     home: None,
                 })
                 .collect(),
+            resting: BTreeSet::new(),
         };
         Self {
             key,
@@ -116,6 +119,12 @@ impl From<&Front> for Wanted {
                     backend: backend_entry(backend),
                     home: Some((vni, droplet.octets())),
                 })
+                .collect(),
+            resting: port
+                .backends
+                .keys()
+                .filter(|backend| port.resting.contains(&backend.address))
+                .map(backend_entry)
                 .collect(),
         };
         Self {
@@ -150,6 +159,8 @@ struct Held {
 struct Table {
     entry: ServiceEntry,
     targets: BTreeMap<u32, Target>,
+    /// Those of them that have no slots, but are still the former backends of some. After a start they are forgotten.
+    resting: BTreeSet<BackendEntry>,
 }
 
 /// Whether services are used, by marks of agents.
@@ -234,14 +245,23 @@ impl Services {
 
     /// Returns the addresses of fronts that lead a port to backends, each with its service.
     pub fn fronted(&self) -> BTreeSet<(IpAddr, String)> {
-        let leads = |held: &&Address| {
-            let mut ports = held.ports.values();
-            held.has_own && !held.service.is_empty() && ports.any(|port| !port.now.targets.is_empty())
+        // What waits for room leads by the table before, as long as a backend of it is wanted.
+        let is_wanted = |of: &EndpointKey, key: &ServiceKey, target: &Target| {
+            self.waiting.get(of).is_none_or(|wanted| {
+                let mut ports = wanted.ports.iter();
+                ports.any(|port| port.key == *key && port.targets.contains(target))
+            })
+        };
+        let leads = |of: &EndpointKey, held: &Address| {
+            let mut ports = held.ports.iter();
+            held.has_own
+                && !held.service.is_empty()
+                && ports.any(|(key, port)| port.now.targets.values().any(|target| is_wanted(of, key, target)))
         };
         let fronts = self
             .held
             .iter()
-            .filter(|(key, held)| key.vni == FRONTS && leads(held));
+            .filter(|(key, held)| key.vni == FRONTS && leads(key, held));
         fronts
             .map(|(key, held)| (Ipv6Addr::from(key.address).to_canonical(), held.service.clone()))
             .collect()
@@ -309,7 +329,12 @@ impl Services {
             ports,
             service,
         } = wanted;
-        self.held.entry(*key).or_default().payer = *payer;
+        let held = self.held.entry(*key).or_default();
+        held.payer = *payer;
+        if held.service != *service {
+            // Until all ports are the new service's.
+            held.service.clear();
+        }
         for port in ports {
             self.write_port(*key, port)?;
         }
@@ -389,7 +414,7 @@ impl Services {
 
     fn write_port(&mut self, of: EndpointKey, port: &WantedPort) -> Result<(), TableError> {
         let old = self.held.get(&of).and_then(|held| held.ports.get(&port.key));
-        let is_same = old.is_some_and(|old| old.now.targets().eq(&port.targets));
+        let is_same = old.is_some_and(|old| old.now.leads_as(port));
         let asked = (port.affinity, port.flags);
         if is_same && old.is_some_and(|old| (old.now.entry.affinity, old.now.entry.flags) == asked) {
             return Ok(());
@@ -411,6 +436,7 @@ impl Services {
                 flags: port.flags,
             },
             targets: indexes.iter().map(|(target, index)| (*index, *target)).collect(),
+            resting: port.resting.clone(),
         };
         let slots = slots(&new);
         let mut stale: Vec<ServiceEntry> = before.iter().map(|old| old.entry).collect();
@@ -431,6 +457,7 @@ impl Services {
                     ..before.entry
                 },
                 targets: targets.map(|(target, index)| (*index, *target)).collect(),
+                resting: BTreeSet::new(),
             });
         }
         let written = self
@@ -696,6 +723,7 @@ impl Services {
             let table = Table {
                 entry: *entry,
                 targets: BTreeMap::new(),
+                resting: BTreeSet::new(),
             };
             tables.insert(*key, table);
         }
@@ -733,7 +761,7 @@ impl Wanted {
         let ports = self.ports.iter().map(|port| {
             let old = held.and_then(|held| held.ports.get(&port.key));
             let former = old.and_then(|old| {
-                if old.now.targets().eq(&port.targets) {
+                if old.now.leads_as(port) {
                     old.former.as_ref()
                 } else {
                     Some(&old.now)
@@ -793,6 +821,11 @@ impl Table {
         self.targets.values().copied().collect()
     }
 
+    /// Whether the table has the backends that a port is to have, and the same of them get no new connections.
+    fn leads_as(&self, port: &WantedPort) -> bool {
+        self.targets() == port.targets && self.resting == port.resting
+    }
+
     fn indexes(&self) -> impl Iterator<Item = u32> {
         self.targets.keys().copied()
     }
@@ -806,11 +839,13 @@ impl Table {
 /// Returns the index of the backend of each slot of a table.
 fn slots(of: &Table) -> Vec<u16> {
     let places = of.targets.iter();
-    let mut places: Vec<(BackendEntry, u32)> =
-        places.map(|(index, target)| (target.backend, *index)).collect();
+    let places = places.map(|(index, target)| (target.backend, *index));
+    let mut places: Vec<(BackendEntry, u32)> = places
+        .filter(|(backend, _)| !of.resting.contains(backend))
+        .collect();
     places.sort_unstable();
     let backends: Vec<BackendEntry> = places.iter().map(|(backend, _)| *backend).collect();
-    let slots = maglev::table(&backends).into_iter();
+    let slots = maglev::table(&backends, of.entry.slots).into_iter();
     let index = |slot: u32| places.get(slot as usize).map_or(0, |(_, index)| *index as u16);
     slots.map(index).collect()
 }

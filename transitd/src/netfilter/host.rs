@@ -36,6 +36,8 @@ pub struct Host<'a> {
     /// The other droplets by their underlay addresses, with IPv6 addresses of their nodes, if any of them takes a share
     /// of the traffic that comes to this one.
     pub droplets: BTreeMap<Ipv4Addr, Option<Ipv6Addr>>,
+    /// The addresses of fronts.
+    pub fronts: BTreeSet<IpAddr>,
     /// The IPv6 address by which other droplets know this one.
     pub underlay6: Option<Ipv6Addr>,
 }
@@ -89,6 +91,7 @@ impl<'a> Host<'a> {
             open,
             private: vni.map_or_else(Vec::new, |vni| program.private_ranges(vni).collect()),
             droplets,
+            fronts: program.fronts().map(|front| front.address).collect(),
             underlay6: endpoint.and_then(|endpoint| endpoint.underlay6.filter(outside)),
         }
     }

@@ -141,6 +141,8 @@ impl Host<'_> {
         values.joined("open6", self.open.iter().filter(|open| open.is_ipv6()));
         values.each("private_range", self.private.iter().copied().filter(is_v4));
         values.each("private_range6", self.private.iter().copied().filter(is_v6));
+        values.joined("fronts", self.fronts.iter().filter(|front| front.is_ipv4()));
+        values.joined("fronts6", self.fronts.iter().filter(|front| front.is_ipv6()));
         values.joined("droplets", self.droplets.keys());
         let droplets6: BTreeSet<_> = self.droplets.values().flatten().collect();
         values.joined("droplets6", droplets6);
@@ -268,6 +270,7 @@ fn constants(values: &mut Values) {
     values.one("from_tenant", egress("=="));
     values.one("not_from_tenant", egress("!="));
     values.one("from_pod", from_pod("=="));
+    values.one("not_from_pod", from_pod("!="));
     let marked = |mask, mark| format!("meta mark & {mask:#x} == {mark:#x}");
     values.one("denied", marked(MARK_DENIED_MASK, MARK_DENIED));
     values.one(
@@ -398,6 +401,7 @@ mod tests {
             service_ranges: &["10.96.0.0/12".parse().unwrap(), "fd00:96::/108".parse().unwrap()],
             exposed: vec![&exposed],
             vni: Vni::new(1),
+            fronts: ["203.0.113.9".parse().unwrap()].into(),
             ..Host::default()
         };
         let made = ruleset(
@@ -411,6 +415,8 @@ mod tests {
         );
         let text = made.text;
         for part in [
+            "elements = { 203.0.113.9 }",
+            "meta mark & 0x1ffd != 0x54 ip daddr @fronts counter drop",
             "17 . 30053 : goto port-0 }",
             "192.0.2.1 . 6 . 80 : goto port-1, 192.0.2.1 . 17 . 53 : goto port-0",
             "meta l4proto 6 dnat ip to numgen random mod 1 map { 0 : 10.96.0.7 . 80 }",

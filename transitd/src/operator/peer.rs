@@ -50,13 +50,17 @@ pub trait Peer: Send + Sync + 'static {
 impl Node {
     /// Replaces programs of another layout, now that the tables of this one are filled.
     fn take_over(&self) {
-        if let Err(error) = self.links().take_over() {
+        let taken_over = self.links().take_over();
+        let mut state = self.state();
+        if let Err(error) = taken_over {
             error!(
                 error = &error as &dyn std::error::Error,
                 "programs of another layout could not all be replaced"
             );
+            state.fronted.clear();
         }
-        self.state().is_replacing = false;
+        state.is_replacing = false;
+        drop(state);
         self.announce();
     }
 

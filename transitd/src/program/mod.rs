@@ -203,14 +203,17 @@ impl Program {
         })
     }
 
-    /// Returns the fronts at an address: one, unless it passes from one VPC to another.
-    pub fn fronts_at(&self, address: IpAddr) -> impl Iterator<Item = &Front> {
+    pub fn fronts(&self) -> impl Iterator<Item = &Front> {
         let rows = self.rows.range(RowKey::Front(Vni::MIN, FIRST)..);
-        let fronts = rows.map_while(|(_, row)| match row {
+        rows.map_while(|(_, row)| match row {
             Row::Front(front) => Some(front),
             _ => None,
-        });
-        fronts.filter(move |front| front.address == address)
+        })
+    }
+
+    /// Returns the fronts at an address: one, unless it passes from one VPC to another.
+    pub fn fronts_at(&self, address: IpAddr) -> impl Iterator<Item = &Front> {
+        self.fronts().filter(move |front| front.address == address)
     }
 
     /// Returns the services of the node's own stack.

@@ -191,6 +191,7 @@ impl State {
                 let other = self.program.fronts_at(*address).find(|front| front.vni != *vni);
                 let change = applying.change(other.map(Wanted::from), None);
                 applying.changes.rows.insert(front_key(*address), change);
+                self.rules.change();
             }
             let gone = self.program.delete(key);
             if let Err(error) = self.write(gone) {
@@ -207,6 +208,9 @@ impl State {
                     applying.changes.rows.insert(key_of(service), change);
                 }
                 Row::Front(front) => {
+                    if self.program.get(&row.key()).is_none() {
+                        self.rules.change();
+                    }
                     let change = applying.change(Some(front.into()), key.clone());
                     applying.changes.rows.insert(front_key(front.address), change);
                 }

@@ -349,6 +349,7 @@ fn front<const N: usize>(vni: u32, backends: [(u8, u8); N]) -> Front {
             port: 80,
             affinity: 0,
             backends: backends.into_iter().map(backend).collect(),
+            resting: BTreeSet::new(),
         }],
         clients: None,
         service: "red/web".into(),
@@ -435,6 +436,36 @@ fn a_former_table_that_a_crash_left_goes_at_the_next_start() {
     let services = pinned.open();
     assert_eq!(pinned.counts(), [1, 0, 0, 0], "the address's own entry");
     assert_eq!(services.rows().0, [1, 0, 0, 0]);
+}
+
+#[test]
+fn a_backend_that_rests_has_no_slots_and_stays_the_former_one() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    let mut set = |backends: &[(u8, u8)], resting: &[u8]| {
+        let mut front = front(7, [(1, 1); 0]);
+        let port = &mut front.ports[0];
+        for (last, droplet) in backends {
+            let address = Ipv4Addr::new(10, 0, 0, *last).into();
+            port.backends
+                .insert(Backend { address, port: 8080 }, builders::underlay(*droplet));
+        }
+        port.resting = resting
+            .iter()
+            .map(|last| Ipv4Addr::new(10, 0, 0, *last).into())
+            .collect();
+        services.set(&front).unwrap();
+        [0, 1].map(|former| pinned.table_leads_to(front_key(former)))
+    };
+    let of = |backends: &[u16]| Some(backends.iter().copied().collect::<BTreeSet<_>>());
+    assert_eq!(set(&[(1, 1), (2, 2)], &[]), [of(&[1, 2]), None]);
+    assert_eq!(set(&[(1, 1), (2, 2)], &[2]), [of(&[1]), of(&[1, 2])]);
+    // Its connections outlive another change.
+    assert_eq!(set(&[(1, 1), (2, 2), (3, 3)], &[2]), [of(&[1, 3]), of(&[1, 2])]);
+    assert_eq!(set(&[(1, 1), (2, 2), (3, 3)], &[2, 3])[0], of(&[1]));
+    assert_eq!(set(&[(1, 1), (2, 2), (3, 3)], &[])[0], of(&[1, 2, 3]));
+    assert_eq!(set(&[(1, 1), (3, 3)], &[])[0], of(&[1, 3]));
+    assert_eq!(pinned.homes().len(), 3, "the former table has the third");
 }
 
 #[test]

@@ -257,31 +257,35 @@ fn a_droplet_that_is_not_accepted_yet_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fronts_leave_out_backends_of_suspect_droplets_alone() {
+async fn fronts_lead_past_suspect_droplets_until_they_are_back() {
     let (hub, _woken) = hub();
     let [a, b, _] = settled(&hub).await;
     let front: IpAddr = Ipv4Addr::new(203, 0, 113, 1).into();
     let mut service = service("web", 1, None);
     service.fronts = vec![(front, service.tables[0].1.clone())];
     hub.update(|world| world.set_service(&("ns".to_owned(), "s".to_owned()), Some(service)));
-    let backends = || {
+    let resting = || {
         hub.look_for_suspects();
         let row = hub.read(|world| world.row("a", &Key::Front(VNI, front)));
         match Row::try_from(row.unwrap().unpack()).unwrap() {
-            Row::Front(front) => front.ports[0].backends.len(),
+            Row::Front(front) => front.ports[0].resting.len(),
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(backends(), 3);
+    assert_eq!(resting(), 0);
     hub.close("b", b);
     tokio::time::advance(Duration::from_secs(9)).await;
-    assert_eq!(backends(), 3, "transitd starts anew, perhaps");
+    assert_eq!(resting(), 0, "transitd starts anew, perhaps");
     tokio::time::advance(Duration::from_secs(1)).await;
-    assert_eq!(backends(), 2);
-    hub.close("a", a);
-    assert_eq!(backends(), 3, "most are missing: the fault may be here");
-    hub.open("a", &[], &[], Kinds::all());
+    assert_eq!(resting(), 1);
     let (b, _stream) = hub.open("b", &[], &[], Kinds::all());
     assert!(hub.ack("b", b, 1));
-    assert_eq!(backends(), 3);
+    tokio::time::advance(Duration::from_secs(29)).await;
+    assert_eq!(resting(), 1, "its stream may end again");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    assert_eq!(resting(), 0);
+    hub.close("b", b);
+    hub.close("a", a);
+    tokio::time::advance(Duration::from_secs(20)).await;
+    assert_eq!(resting(), 0, "most are missing: the fault may be here");
 }

@@ -132,12 +132,12 @@ fn outlives_control_plane(
         ])?;
         Ok(pods.trim().is_empty())
     })?;
-    assert_eq!(answers(router, server)?, *answering);
+    wait_for_answers(cluster, router, server, answering)?;
     for workload in ["deployment/thuban-cidrd", "deployment/thuban-lbaasd"] {
         cluster.kubectl(&["scale", "-n", SYSTEM, workload, "--replicas=2"])?;
         cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
     }
-    assert_eq!(answers(router, server)?, *answering);
+    wait_for_answers(cluster, router, server, answering)?;
     Ok(())
 }
 

@@ -110,8 +110,8 @@ impl World {
         }
     }
 
-    /// Adds the rows by which all droplets take packets for a service's fronts. Backends on suspect droplets are left
-    /// out, unless there are no others.
+    /// Adds the rows by which all droplets take packets for a service's fronts. Backends on suspect droplets rest,
+    /// unless there are no others.
     fn front(&self, name: &EndpointName, service: &Service, vni: Vni, made: &mut Rows) {
         for (address, ports) in &service.fronts {
             if !self.is_held_by(name, *address) {
@@ -121,23 +121,22 @@ impl World {
                 let droplet = self.droplets.get(service.home(backend)?)?;
                 Some((*backend, Underlay(*droplet)))
             };
-            let is_trusted = |backend: &&Backend| {
+            let is_suspect = |backend: &Backend| {
                 let home = service.home(backend);
-                home.is_some_and(|home| {
-                    self.droplets.contains_key(home) && !self.services.suspects.contains(home)
-                })
+                home.is_some_and(|home| self.services.suspects.contains(home))
             };
-            let led_to = |port: &Port| -> BTreeMap<Backend, Underlay> {
-                let has_trusted = port.backends.iter().any(|backend| is_trusted(&backend));
-                let backends = port.backends.iter();
-                let backends = backends.filter(|backend| !has_trusted || is_trusted(backend));
-                backends.filter_map(home).collect()
-            };
-            let ports = ports.iter().map(|port| FrontPort {
-                protocol: port.protocol,
-                port: port.port,
-                affinity: port.affinity,
-                backends: led_to(port),
+            let ports = ports.iter().map(|port| {
+                let backends: BTreeMap<Backend, Underlay> = port.backends.iter().filter_map(home).collect();
+                let resting = backends.keys().filter(|backend| is_suspect(backend));
+                let resting: BTreeSet<IpAddr> = resting.map(|backend| backend.address).collect();
+                let has_others = backends.keys().any(|backend| !resting.contains(&backend.address));
+                FrontPort {
+                    protocol: port.protocol,
+                    port: port.port,
+                    affinity: port.affinity,
+                    backends,
+                    resting: if has_others { resting } else { BTreeSet::new() },
+                }
             });
             let row = Row::Front(Front {
                 vni,

@@ -70,24 +70,25 @@ fn all_droplets_are_told_the_droplet_of_each_backend() {
 }
 
 #[test]
-fn backends_on_suspects_are_left_out_if_there_are_others() {
+fn backends_on_suspect_droplets_rest_if_there_are_others() {
     let mut world = shared();
     world.set_service(&name("s"), Some(fronted("1")));
     world.flush();
-    let mut homes = |suspects: &[&str]| {
+    let mut resting = |suspects: &[&str]| {
         world.set_suspects(suspects.iter().map(ToString::to_string).collect());
         let deltas = world.flush().len();
-        let front = told(&world, 4, 8).unwrap();
-        let homes = front.ports[0].backends.values().map(|droplet| droplet.0);
-        (homes.collect::<Vec<_>>(), deltas)
+        let port = told(&world, 4, 8).unwrap().ports.remove(0);
+        assert_eq!(port.backends.len(), 2);
+        let resting = port.resting.iter().map(ToString::to_string);
+        (resting.collect::<Vec<_>>(), deltas)
     };
-    let [second, third] = [2, 3].map(droplet_address);
-    assert_eq!(homes(&["d2"]), (vec![third], 5));
-    assert_eq!(homes(&["d2"]).1, 0);
-    assert_eq!(homes(&["d0", "d2"]).1, 0, "it has no backend");
-    assert_eq!(homes(&["d2", "d3"]), (vec![second, third], 5));
-    assert_eq!(homes(&["d3"]), (vec![second], 5));
-    assert_eq!(homes(&[]), (vec![second, third], 5));
+    let [second, third] = ["10.0.0.20", "10.0.0.30"].map(str::to_owned);
+    assert_eq!(resting(&["d2"]), (vec![second], 5));
+    assert_eq!(resting(&["d2"]).1, 0);
+    assert_eq!(resting(&["d0", "d2"]).1, 0, "it has no backend");
+    assert_eq!(resting(&["d2", "d3"]), (Vec::new(), 5));
+    assert_eq!(resting(&["d3"]), (vec![third], 5));
+    assert_eq!(resting(&[]), (Vec::new(), 5));
 }
 
 #[test]
