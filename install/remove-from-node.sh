@@ -2,10 +2,14 @@
 # Takes what Thuban left off a node: run as root on each node after Thuban is deleted from the cluster, or at any time on a
 # node that is to have it no more. Pods that still have an interface of Thuban's lose it. It can be repeated.
 # `remove-from-node.sh check` only says what is there, and fails if anything is.
+# CNI_BIN_DIR and CNI_CONF_DIR: the runtime's folders, if they are not the usual ones.
 # Not undone: sysctls (net.ipv4.conf.{all,NIC}.rp_filter 0, forwarding on) until the node's next start.
 
+bin=${CNI_BIN_DIR:-/opt/cni/bin}
+conf=${CNI_CONF_DIR:-/etc/cni/net.d}
+
 left() {
-    for file in /etc/cni/net.d/05-thuban.conflist /opt/cni/bin/thuban /var/lib/thuban /run/thuban /sys/fs/bpf/thuban; do
+    for file in "$conf/05-thuban.conflist" "$bin/thuban" /var/lib/thuban /run/thuban /sys/fs/bpf/thuban; do
         [ -e "$file" ] && [ -z "$(empty_mount "$file")" ] && echo "file $file"
     done
     ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/link \1/p'
@@ -33,7 +37,7 @@ if [ "$1" = check ]; then
 fi
 
 # No new pod may come: without its configuration the runtime says that the node is not ready.
-rm -f /etc/cni/net.d/05-thuban.conflist
+rm -f "$conf/05-thuban.conflist"
 # Agents and transit go with their pinned links, maps with their last user.
 rm -rf /sys/fs/bpf/thuban
 ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/\1/p' | while read -r link; do
@@ -50,7 +54,7 @@ ip route del blackhole 169.254.64.2 table local 2>/dev/null
 ip -6 route del blackhole 100::5468:7562:6102 table local 2>/dev/null
 ip addr del 169.254.64.1/32 dev lo 2>/dev/null
 ip -6 addr del fe80::5468:7562:6101/128 dev lo 2>/dev/null
-rm -f /opt/cni/bin/thuban
+rm -f "$bin/thuban"
 for folder in /run/thuban /var/lib/thuban; do
     rm -rf "$folder" 2>/dev/null || rm -rf "$folder"/* 2>/dev/null
 done

@@ -7,7 +7,7 @@ use std::{
     process::Command,
     sync::atomic::{AtomicBool, Ordering},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -22,6 +22,7 @@ const POD: &str = "charted";
 /// The port where the pod answers datagrams.
 const PORT: u16 = 8081;
 const PATIENCE: Duration = Duration::from_secs(1);
+const SOON: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// What a value that is missing names.
 const REQUIRED: &str = "KUBERNETES_SERVICE_HOST";
@@ -96,8 +97,11 @@ pub fn in_another_namespace(name: &str) -> Result<()> {
     cluster
         .kubectl(&["get", "crd", "vpcs.thuban.dev"])
         .context("the CRDs go only by hand")?;
-    cluster.kubectl(&["delete", "namespace", SPACE])?;
-    uninstall::run(name)
+    // It takes finalizers off that the operator has left, also in this namespace.
+    uninstall::run(name)?;
+    cluster
+        .kubectl(&["delete", "namespace", SPACE, "--timeout=60s"])
+        .map(drop)
 }
 
 /// Upgrades and rolls back. Each change of a value replaces all pods.
@@ -135,16 +139,21 @@ fn start_server(cluster: &Cluster, node: &str) -> Result<SocketAddr> {
     Ok(SocketAddr::new(address.trim().parse()?, PORT))
 }
 
-/// Asks by datagrams until somebody says that it is over. Returns how many were sent, and how many had no answer.
+/// Asks by datagrams until somebody says that it is over, once the node's own endpoint works and one was answered.
+/// Returns how many were sent, and how many had no answer.
 fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(PATIENCE))?;
+    let is_answered = || socket.send(b"hostname").is_ok() && socket.recv(&mut [0; 256]).is_ok();
+    let began = Instant::now();
+    while !is_answered() {
+        ensure!(began.elapsed() < SOON, "{server} does not answer");
+    }
     let (mut asked, mut lost) = (0, 0);
     while !is_over.load(Ordering::Relaxed) {
         asked += 1;
-        let is_answered = socket.send(b"hostname").is_ok() && socket.recv(&mut [0; 256]).is_ok();
-        lost += u32::from(!is_answered);
+        lost += u32::from(!is_answered());
         thread::sleep(PAUSE);
     }
     Ok((asked, lost))

@@ -133,6 +133,12 @@ pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     sign: "iperf3",
 }];
 
+/// The judge of alerts.
+pub const ALERT_PACKAGES: [Package; 1] = [Package {
+    name: "prometheus",
+    sign: "promtool",
+}];
+
 /// The proxy that load balancers are compared with.
 pub const PROXY_PACKAGES: [Package; 1] = [Package {
     name: "haproxy",

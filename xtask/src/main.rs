@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 use thuban_cluster::Cluster;
 
+mod alerts;
 mod bench;
 mod bench_cluster;
 mod bench_load_balancers;

@@ -11,6 +11,8 @@ use serde_json::Value;
 /// Ranges of which the first that is free is the default VPC's, if nodes have no ranges for pods.
 const DEFAULT_VPCS: [&str; 3] = ["10.244.0.0/16", "172.20.0.0/16", "192.168.0.0/16"];
 
+const DEFAULT_PORT: &str = "6443";
+
 /// What was found: a key, its value, and what people should know about it.
 type Found = Vec<(&'static str, String, &'static str)>;
 
@@ -45,6 +47,8 @@ pub fn run(is_env: bool) -> Result<()> {
     }
     for (key, value, note) in found {
         match (is_env, value.as_str()) {
+            // The example has it already.
+            (true, DEFAULT_PORT) => {}
             (true, "") => println!("# {note}\n#{key}="),
             (true, value) => println!("# {note}\n{key}={value}"),
             (false, value) => println!("  # {note}\n  {key}: {value:?}"),
@@ -95,7 +99,7 @@ fn values(cluster: &Cluster) -> Result<Found> {
         ),
         (
             "KUBERNETES_SERVICE_PORT",
-            port.unwrap_or(6443).to_string(),
+            port.map_or_else(|| DEFAULT_PORT.to_owned(), |port| port.to_string()),
             "Its port.",
         ),
         (

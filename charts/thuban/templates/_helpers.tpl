@@ -2,15 +2,16 @@
 {{- define "thuban.image" -}}
 {{- $root := index . 0 -}}
 {{- $image := index . 1 -}}
-{{- printf "%s/%s" $root.Values.images.registry $image.repository -}}
-{{- if $image.digest }}@{{ $image.digest }}{{ else }}:{{ $image.tag | default $root.Chart.AppVersion }}{{ end -}}
+{{- $name := printf "%s/%s" $root.Values.images.registry $image.repository -}}
+{{- if $image.digest }}{{ printf "%s@%s" $name $image.digest }}{{ else }}{{ printf "%s:%s" $name ($image.tag | default $root.Chart.AppVersion) }}{{ end -}}
 {{- end }}
 
-{{/* Pods start anew when the values of `config` change: (list . .Values.WORKLOAD) */}}
+{{/* Annotations of a workload's pods. With the last one pods start anew when a value of `config` changes:
+     (list . .Values.WORKLOAD READS_CONFIG) */}}
 {{- define "thuban.podAnnotations" -}}
 {{- $root := index . 0 -}}
-{{- $annotations := deepCopy (index . 1).podAnnotations -}}
-{{- if not $root.Values.kustomize -}}
+{{- $annotations := deepCopy ((index . 1).podAnnotations | default dict) -}}
+{{- if and (index . 2) (not $root.Values.kustomize) -}}
 {{- $_ := set $annotations "checksum/config" (toYaml $root.Values.config | sha256sum) -}}
 {{- end -}}
 {{- with $annotations -}}
@@ -39,12 +40,20 @@ nodeSelector:
 {{- end -}}
 {{- end }}
 
+{{/* transitd's port for metrics, if whoever reaches the node reads them there. */}}
+{{- define "thuban.transitdMetricsPort" -}}
+{{- $port := toString .Values.config.THUBAN_TRANSITD_METRICS_PORT -}}
+{{- if and (eq .Values.config.THUBAN_TRANSITD_METRICS_ADDRESS "node") (ne $port "0") -}}{{ $port }}{{- end -}}
+{{- end }}
+
 {{/* Whether the CRD of ClusterNetworkPolicy is made here: a CRD of somebody else stays as it is. */}}
 {{- define "thuban.makesClusterNetworkPolicies" -}}
 {{- $name := "clusternetworkpolicies.policy.networking.k8s.io" -}}
 {{- $found := lookup "apiextensions.k8s.io/v1" "CustomResourceDefinition" "" $name -}}
-{{- $owner := dig "metadata" "annotations" "meta.helm.sh/release-name" "" ($found | default dict) -}}
-{{- if and .Values.crds.clusterNetworkPolicies (or (not $found) (eq $owner .Release.Name)) -}}true{{- end -}}
+{{- $annotations := dig "metadata" "annotations" dict ($found | default dict) -}}
+{{- $owner := printf "%s/%s" (index $annotations "meta.helm.sh/release-namespace") (index $annotations "meta.helm.sh/release-name") -}}
+{{- $own := printf "%s/%s" .Release.Namespace .Release.Name -}}
+{{- if and .Values.crds.clusterNetworkPolicies (or (not $found) (eq $owner $own)) -}}true{{- end -}}
 {{- end }}
 
 {{/* A value of `config` that has no default. */}}

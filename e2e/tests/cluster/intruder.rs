@@ -10,6 +10,8 @@ use thuban_cluster::namespace::inside;
 
 pub struct Intruder {
     name: String,
+    /// Its link at the bridge.
+    link: String,
     pub address: Ipv4Addr,
 }
 
@@ -26,20 +28,21 @@ impl Intruder {
     pub fn new(cluster: &Cluster) -> Result<Self> {
         let octets = cluster.gateway().octets();
         let mut numbers = 200..250;
-        let (intruder, number) = loop {
+        let intruder = loop {
             let number = numbers.next().context("every address of an intruder is taken")?;
             let name = format!("{}-x{number}", cluster.name());
             // The process that makes the name has the address.
             if ip(&["netns", "add", &name]).is_ok() {
                 let address = Ipv4Addr::new(octets[0], octets[1], octets[2], number);
-                break (Self { name, address }, number);
+                let link = format!("x{number}-{}", std::process::id() % 100_000);
+                break Self { name, link, address };
             }
         };
-        let (name, address) = (&intruder.name, format!("{}/24", intruder.address));
-        let link = format!("x{number}-{}", std::process::id() % 100_000);
+        let (name, link) = (&intruder.name, &intruder.link);
+        let address = format!("{}/24", intruder.address);
         let peer = ["type", "veth", "peer", "name", "eth0", "netns", name];
-        ip(&[&["link", "add", &link][..], &peer].concat())?;
-        ip(&["link", "set", &link, "master", cluster.bridge(), "up"])?;
+        ip(&[&["link", "add", link][..], &peer].concat())?;
+        ip(&["link", "set", link, "master", cluster.bridge(), "up"])?;
         ip(&["-n", name, "addr", "add", &address, "dev", "eth0"])?;
         ip(&["-n", name, "link", "set", "eth0", "up"])?;
         ip(&["-n", name, "link", "set", "lo", "up"])?;
@@ -59,6 +62,8 @@ impl Intruder {
 
 impl Drop for Intruder {
     fn drop(&mut self) {
+        // The namespace goes some time after its name, and the next intruder may have the link's name.
+        let _ = ip(&["link", "del", &self.link]);
         let _ = ip(&["netns", "del", &self.name]);
     }
 }

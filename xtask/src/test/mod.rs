@@ -31,6 +31,7 @@ use self::{
     times::Times,
 };
 use crate::{
+    alerts,
     build::{self, Profile, step},
     check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, manifests,
     removal,
@@ -265,6 +266,7 @@ fn prepare() -> Result<()> {
     step("kube binaries", kube::binaries)?;
     step("CoreDNS", || dns::archive(Profile::Test))?;
     step("gobgpd", load_balancers::ensure_gobgpd)?;
+    step("alerts", alerts::check)?;
     step("Helm", || {
         manifests::helm()?;
         manifests::run(true)
