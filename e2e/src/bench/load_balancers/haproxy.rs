@@ -40,7 +40,7 @@ impl Haproxy {
         let file = folder.path().join("haproxy.cfg");
         let threads = thread::available_parallelism()?;
         let mut text =
-            format!("global\n maxconn 20000\n nbthread {threads}\ndefaults\n mode tcp\n {TIMEOUTS}\n");
+            format!("global\n maxconn 8000\n nbthread {threads}\ndefaults\n mode tcp\n {TIMEOUTS}\n");
         for Listen { port, members } in listens {
             write!(
                 text,
