@@ -2,11 +2,13 @@
 //! current.
 
 use std::collections::BTreeMap;
-use std::fs;
 
 use anyhow::{Context, Result, bail};
 
 use crate::build::{cargo, root};
+use crate::manifests::keep_current;
+
+const SOURCE: &str = "api/ says: run `cargo xtask crds`";
 
 /// Writes the files; with `check` only compares.
 pub fn run(check: bool) -> Result<()> {
@@ -22,19 +24,7 @@ pub fn run(check: bool) -> Result<()> {
     let manifests: BTreeMap<String, String> =
         serde_json::from_slice(&output.stdout).context("reading the generated CRDs")?;
     for (file, text) in manifests {
-        let path = root().join(file);
-        if fs::read_to_string(&path).is_ok_and(|current| current == text) {
-            println!("{} is current", path.display());
-            continue;
-        }
-        if check {
-            bail!(
-                "{} is not what api/ says: run `cargo xtask crds` and commit it",
-                path.display()
-            );
-        }
-        fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
-        println!("wrote {}", path.display());
+        keep_current(&root().join(file), &text, check.then_some(SOURCE))?;
     }
     Ok(())
 }
