@@ -8,12 +8,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use clap::{Parser, Subcommand};
+use clap::{Args, Parser, Subcommand};
 
 use crate::{
     bench_cluster, bench_load_balancers, bench_peers, bench_services,
     build::{self, root, step},
-    cni_tools, deps, ebpf,
+    cluster, cni_tools, deps, ebpf,
     go_tools::GoTools,
     kube, progress,
 };
@@ -90,6 +90,48 @@ pub enum Benchmark {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },
+}
+
+/// Options of a benchmark that measures on clusters of its own.
+#[derive(Args)]
+pub struct OwnClusters {
+    /// Use the clusters that an earlier run left with --keep, with what is on them
+    #[arg(long)]
+    reuse: bool,
+    /// Leave the clusters running at the end
+    #[arg(long)]
+    keep: bool,
+    /// Folder that the results are written to
+    #[arg(long, default_value = "target/bench")]
+    output: PathBuf,
+}
+
+impl OwnClusters {
+    /// Runs a benchmark on clusters of these names. `up`: brings up those that it needs. They go at the end.
+    pub fn measure(
+        &self,
+        names: &[&str],
+        benchmark: &str,
+        up: impl FnOnce() -> Result<()>,
+        mut arguments: Vec<String>,
+    ) -> Result<ExitCode> {
+        if !self.reuse {
+            for name in names {
+                cluster::down(name)?;
+            }
+            build::run()?;
+        }
+        let benchmark = step("benchmark", || build::bench_of_clusters(benchmark))?;
+        let are_up = if self.reuse { Ok(()) } else { up() };
+        arguments.push(format!("--output={}", self.output.display()));
+        let result = are_up.and_then(|()| execute(&benchmark, &arguments));
+        if !self.keep {
+            for name in names {
+                cluster::down(name).with_context(|| format!("cluster {name}"))?;
+            }
+        }
+        result
+    }
 }
 
 pub fn run(benchmark: &Benchmark) -> Result<ExitCode> {

@@ -1,16 +1,16 @@
 //! `cargo xtask bench lb`: brings up a cluster with Thuban and its load balancers, and one for kube-proxy and haproxy,
 //! and measures both in turns.
 
-use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
+use std::{ops::ControlFlow, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 use thuban_cluster::Cluster;
 
 use crate::{
-    bench::{ensure_known, execute, options},
+    bench::{OwnClusters, ensure_known, options},
     bench_services::KUBE_PROXY,
-    build::{self, root, step},
+    build::{root, step},
     cluster, cni_tools, deps, install, load_balancers, progress,
 };
 
@@ -59,15 +59,8 @@ struct Arguments {
     /// Check only that everything works: one short round of everything. The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Use the clusters that an earlier run left with --keep
-    #[arg(long)]
-    reuse: bool,
-    /// Leave the clusters running at the end
-    #[arg(long)]
-    keep: bool,
-    /// Folder that the results are written to
-    #[arg(long, default_value = "target/bench")]
-    output: PathBuf,
+    #[command(flatten)]
+    clusters: OwnClusters,
 }
 
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
@@ -89,54 +82,36 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let kube_proxy = step("kube-proxy", || {
         progress::watched("building kube-proxy", || KUBE_PROXY.ensure())
     })?;
-    if !given.reuse {
-        for name in [THUBAN, OTHER] {
-            cluster::down(name)?;
-        }
-        build::run()?;
-    }
-    let benchmark = step("benchmark", || build::bench_of_clusters("lb-bench"))?;
-    let result = up(&given).and_then(|()| {
-        let sizes: Vec<String> = given.sizes.iter().map(u32::to_string).collect();
-        let own = [
-            format!("--only={}", given.only.join(",")),
-            format!("--rounds={}", given.rounds),
-            format!("--time={}", given.time),
-            format!("--deaths={}", given.deaths),
-            format!("--held={}", given.held),
-            format!("--services={}", given.services),
-            format!("--changes={}", given.changes),
-            format!("--vips={}", given.vips),
-            format!("--sizes={}", sizes.join(",")),
-            format!("--output={}", given.output.display()),
-            format!("--thuban={THUBAN}"),
-            format!("--other={OTHER}"),
-            format!("--kube-proxy={}", kube_proxy.join("kube-proxy").display()),
-            format!("--plugins={}", root().join("target/cni-tools").display()),
-        ];
-        execute(&benchmark, &own)
-    });
-    if !given.keep {
-        for name in [THUBAN, OTHER] {
-            cluster::down(name).with_context(|| format!("cluster {name}"))?;
-        }
-    }
-    result
+    let sizes: Vec<String> = given.sizes.iter().map(u32::to_string).collect();
+    let own = vec![
+        format!("--only={}", given.only.join(",")),
+        format!("--rounds={}", given.rounds),
+        format!("--time={}", given.time),
+        format!("--deaths={}", given.deaths),
+        format!("--held={}", given.held),
+        format!("--services={}", given.services),
+        format!("--changes={}", given.changes),
+        format!("--vips={}", given.vips),
+        format!("--sizes={}", sizes.join(",")),
+        format!("--thuban={THUBAN}"),
+        format!("--other={OTHER}"),
+        format!("--kube-proxy={}", kube_proxy.join("kube-proxy").display()),
+        format!("--plugins={}", root().join("target/cni-tools").display()),
+    ];
+    let (clusters, up) = (&given.clusters, || up(&given.only));
+    clusters.measure(&[THUBAN, OTHER], "lb-bench", up, own)
 }
 
 /// Brings up only the clusters that are asked for.
-fn up(given: &Arguments) -> Result<()> {
-    if given.reuse {
-        return Ok(());
-    }
-    if given.only.iter().any(|part| part != COST) {
+fn up(parts: &[String]) -> Result<()> {
+    if parts.iter().any(|part| part != COST) {
         cluster::up(THUBAN)?;
         install::run(THUBAN)?;
         step("install/load-balancers/", || {
             load_balancers::install(&Cluster::named(THUBAN)?)
         })?;
     }
-    if given.only.iter().any(|part| part == RATES) {
+    if parts.iter().any(|part| part == RATES) {
         cluster::up(OTHER)?;
     }
     Ok(())

@@ -3,13 +3,13 @@
 
 use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 
 use crate::{
-    bench::{ensure_known, execute, options},
+    bench::{OwnClusters, ensure_known, options},
     bench_services::KUBE_PROXY,
-    build::{self, root, step},
+    build::{root, step},
     cluster, cni_tools, deps,
     go_tools::GoTools,
     install, progress,
@@ -93,15 +93,8 @@ struct Arguments {
     /// Check only that everything works: one short round. The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Use the clusters that an earlier run left with --keep
-    #[arg(long)]
-    reuse: bool,
-    /// Leave the clusters running at the end
-    #[arg(long)]
-    keep: bool,
-    /// Folder that the results are written to
-    #[arg(long, default_value = "target/bench")]
-    output: PathBuf,
+    #[command(flatten)]
+    clusters: OwnClusters,
 }
 
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
@@ -117,35 +110,19 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     peers.retain(|(name, _)| given.only.is_empty() || given.only.iter().any(|only| only == name));
     deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
     let parts = parts(&peers)?;
-    if !given.reuse {
-        for (_, cluster) in &peers {
-            cluster::down(cluster)?;
-        }
-        build::run()?;
-    }
-    let benchmark = step("benchmark", || build::bench_of_clusters("peers-bench"))?;
-    let result = up(&peers, given.reuse).and_then(|()| {
-        let clusters: Vec<String> = peers
-            .iter()
-            .map(|(name, cluster)| format!("{name}={cluster}"))
-            .collect();
-        let mut own = vec![
-            format!("--clusters={}", clusters.join(",")),
-            format!("--rounds={}", given.rounds),
-            format!("--time={}", given.time),
-            format!("--rest={}", given.rest),
-            format!("--pods={}", given.pods),
-            format!("--output={}", given.output.display()),
-        ];
-        own.extend(parts);
-        execute(&benchmark, &own)
-    });
-    if !given.keep {
-        for (_, cluster) in &peers {
-            cluster::down(cluster).with_context(|| format!("cluster {cluster}"))?;
-        }
-    }
-    result
+    let (names, clusters): (Vec<&str>, Vec<String>) = peers
+        .iter()
+        .map(|(name, cluster)| (*cluster, format!("{name}={cluster}")))
+        .unzip();
+    let mut own = vec![
+        format!("--clusters={}", clusters.join(",")),
+        format!("--rounds={}", given.rounds),
+        format!("--time={}", given.time),
+        format!("--rest={}", given.rest),
+        format!("--pods={}", given.pods),
+    ];
+    own.extend(parts);
+    given.clusters.measure(&names, "peers-bench", || up(&peers), own)
 }
 
 /// Builds the peers that are asked for; returns the benchmark's arguments that name their programs and folders.
@@ -177,10 +154,7 @@ fn build(tools: &GoTools) -> Result<PathBuf> {
     })
 }
 
-fn up(peers: &[(&str, &str)], are_up: bool) -> Result<()> {
-    if are_up {
-        return Ok(());
-    }
+fn up(peers: &[(&str, &str)]) -> Result<()> {
     for (name, cluster) in peers {
         cluster::up(cluster)?;
         if *name == THUBAN {

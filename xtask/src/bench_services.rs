@@ -1,14 +1,14 @@
 //! `cargo xtask bench services`: brings up a cluster with Thuban and one for kube-proxy, and measures Services on both
 //! in turns.
 
-use std::{ops::ControlFlow, path::PathBuf, process::ExitCode};
+use std::{ops::ControlFlow, process::ExitCode};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Parser;
 
 use crate::{
-    bench::{ensure_known, execute, options},
-    build::{self, root, step},
+    bench::{OwnClusters, ensure_known, options},
+    build::{root, step},
     cluster, cni_tools,
     go_tools::GoTools,
     install, progress,
@@ -56,15 +56,8 @@ struct Arguments {
     /// Check only that everything works: one short round with 10 and 100 Services. The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Use the clusters and Services that an earlier run left with --keep
-    #[arg(long)]
-    reuse: bool,
-    /// Leave the clusters running at the end
-    #[arg(long)]
-    keep: bool,
-    /// Folder that the results are written to
-    #[arg(long, default_value = "target/bench")]
-    output: PathBuf,
+    #[command(flatten)]
+    clusters: OwnClusters,
 }
 
 pub fn run(arguments: &[String]) -> Result<ExitCode> {
@@ -80,48 +73,30 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
     let kube_proxy = step("kube-proxy", || {
         progress::watched("building kube-proxy", || KUBE_PROXY.ensure())
     })?;
-    if !given.reuse {
-        for name in [THUBAN, OTHER] {
-            cluster::down(name)?;
-        }
-        build::run()?;
+    let list = |all: &[String]| all.join(",");
+    let sizes: Vec<String> = given.services.iter().map(usize::to_string).collect();
+    let plugins = root().join("target/cni-tools");
+    let program = kube_proxy.join("kube-proxy");
+    let mut own = vec![
+        format!("--services={}", list(&sizes)),
+        format!("--rounds={}", given.rounds),
+        format!("--time={}", given.time),
+        format!("--changes={}", given.changes),
+        format!("--thuban={THUBAN}"),
+        format!("--other={OTHER}"),
+        format!("--kube-proxy={}", program.display()),
+        format!("--plugins={}", plugins.display()),
+    ];
+    if !given.only.is_empty() {
+        own.push(format!("--only={}", list(&given.only)));
     }
-    let benchmark = step("benchmark", || build::bench_of_clusters("services-bench"))?;
-    let result = up(&given).and_then(|()| {
-        let list = |all: &[String]| all.join(",");
-        let sizes: Vec<String> = given.services.iter().map(usize::to_string).collect();
-        let plugins = root().join("target/cni-tools");
-        let program = kube_proxy.join("kube-proxy");
-        let mut own = vec![
-            format!("--services={}", list(&sizes)),
-            format!("--rounds={}", given.rounds),
-            format!("--time={}", given.time),
-            format!("--changes={}", given.changes),
-            format!("--output={}", given.output.display()),
-            format!("--thuban={THUBAN}"),
-            format!("--other={OTHER}"),
-            format!("--kube-proxy={}", program.display()),
-            format!("--plugins={}", plugins.display()),
-        ];
-        if !given.only.is_empty() {
-            own.push(format!("--only={}", list(&given.only)));
-        }
-        execute(&benchmark, &own)
-    });
-    if !given.keep {
-        for name in [THUBAN, OTHER] {
-            cluster::down(name).with_context(|| format!("cluster {name}"))?;
-        }
-    }
-    result
+    let (clusters, up) = (&given.clusters, || up(&given.only));
+    clusters.measure(&[THUBAN, OTHER], "services-bench", up, own)
 }
 
 /// Brings up only the clusters that are asked for.
-fn up(given: &Arguments) -> Result<()> {
-    if given.reuse {
-        return Ok(());
-    }
-    let wants = |name: &str| given.only.is_empty() || given.only.iter().any(|only| only == name);
+fn up(asked: &[String]) -> Result<()> {
+    let wants = |name: &str| asked.is_empty() || asked.iter().any(|only| only == name);
     if wants(CONTESTANTS[0]) {
         cluster::up(THUBAN)?;
         install::run(THUBAN)?;

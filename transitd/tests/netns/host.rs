@@ -276,12 +276,9 @@ pub fn send_ack(namespace: &str, from: Ipv4Addr, to: Ipv4Addr, port: u16) {
     std::thread::sleep(Duration::from_millis(300));
 }
 
-#[test]
-fn node_ports_and_outside_addresses_lead_to_services() {
-    let rig = rig();
-    let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
-    let outside = Ipv4Addr::new(203, 0, 113, 7);
-    let exposed = Row::Exposed(ExposedRow {
+/// Returns TCP port 80 of the service, at NodePort 30080 and at an address outside.
+fn balanced(outside: Ipv4Addr) -> ExposedRow {
+    ExposedRow {
         vni: 7,
         address: service_address(),
         ports: vec![ExposedPort {
@@ -292,7 +289,15 @@ fn node_ports_and_outside_addresses_lead_to_services() {
         }],
         addresses: vec![outside.to_ipv6_mapped().octets().to_vec()],
         ..ExposedRow::default()
-    });
+    }
+}
+
+#[test]
+fn node_ports_and_outside_addresses_lead_to_services() {
+    let rig = rig();
+    let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
+    let outside = Ipv4Addr::new(203, 0, 113, 7);
+    let exposed = Row::Exposed(balanced(outside));
     assert!(connect(rig.far(), NODE.into(), 30080).is_err());
     rig.operator.push_and_wait(vec![exposed], vec![]);
     rig.on_far(&format!("ip route add {outside}/32 via {}", Ipv4Addr::from(NODE)));
@@ -383,19 +388,10 @@ fn only_clients_in_source_ranges_reach_a_balancer() {
     let _own = serve(rig.node(), outside, 8081, 2);
     let exposed = |clients: Option<&[&str]>| {
         Row::Exposed(ExposedRow {
-            vni: 7,
-            address: service_address(),
-            ports: vec![ExposedPort {
-                protocol: 6,
-                port: 80,
-                node_port: 30080,
-                ..ExposedPort::default()
-            }],
-            addresses: vec![outside.to_ipv6_mapped().octets().to_vec()],
             clients: clients.map(|ranges| Clients {
                 ranges: ranges.iter().copied().map(str::to_owned).collect(),
             }),
-            ..ExposedRow::default()
+            ..balanced(outside)
         })
     };
     rig.on_far(&format!("ip route add {outside}/32 via {}", Ipv4Addr::from(NODE)));
