@@ -25,13 +25,13 @@ use crate::askers::Askers;
 use crate::attachments::store::{Loaded, Owner, Store, StoreError};
 use crate::attachments::{Attachment, AttachmentId};
 use crate::boot_file::BootFile;
-use crate::cni::{self, ServerError};
+use crate::cni;
 use crate::contact::Contact;
 use crate::dataplane::connections;
 use crate::dataplane::events::{self, EventError};
 use crate::dataplane::filter;
 use crate::dataplane::hook::Hook;
-use crate::dataplane::hooks::{self, TransitHook};
+use crate::dataplane::hooks::{self, AgentHook, TransitHook, TransitHookChoice};
 use crate::dataplane::links::Links;
 use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::pins::LinkingError;
@@ -52,7 +52,8 @@ use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::program::Silent;
-use crate::settings::{AgentHook, Aggregation, MetricsAddress, RunSettings, TransitHookChoice};
+use crate::settings::{Aggregation, MetricsAddress, RunSettings};
+use crate::socket::{self, ServerError};
 use crate::state::State;
 use crate::state::policies::Policies;
 use crate::tasks::{
@@ -494,7 +495,7 @@ async fn adopt(
 pub async fn status(socket: PathBuf, alive: bool) -> Result<(), ProbeError> {
     let work = async {
         let channel = Endpoint::from_static("http://transitd")
-            .connect_with_connector(cni::connector(socket))
+            .connect_with_connector(socket::connector(socket))
             .await?;
         let reply = CniClient::new(channel).status(StatusRequest {}).await?;
         Ok(reply.into_inner())

@@ -19,9 +19,9 @@ use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
-use crate::cni;
 use crate::node::Node;
 use crate::program::policy::Denier;
+use crate::socket;
 
 /// How long the daemon's answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -119,7 +119,7 @@ impl Deniers {
     /// Returns the answers of the daemon at a socket. The first question connects.
     pub fn ask(socket: PathBuf) -> Self {
         let channel =
-            Endpoint::from_static("http://transitd").connect_with_connector_lazy(cni::connector(socket));
+            Endpoint::from_static("http://transitd").connect_with_connector_lazy(socket::connector(socket));
         Self {
             daemon: InspectClient::new(channel),
             known: HashMap::new(),

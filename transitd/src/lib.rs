@@ -26,6 +26,7 @@ pub mod rejection;
 pub mod rules;
 pub mod settings;
 pub mod shaped;
+pub mod socket;
 pub mod state;
 pub mod tasks;
 pub mod trace;

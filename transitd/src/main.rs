@@ -12,7 +12,8 @@ use anyhow::Context;
 use clap::{Parser, Subcommand};
 use tracing_subscriber::EnvFilter;
 
-use transitd::settings::{PinSettings, RunSettings};
+use transitd::dataplane::bpffs::PinSettings;
+use transitd::settings::RunSettings;
 use transitd::{daemon, dataplane, denials, trace};
 
 /// The node daemon of Thuban: connects pods, and programs the node's data plane.

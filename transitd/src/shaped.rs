@@ -6,9 +6,6 @@ use std::time::{Duration, Instant};
 
 use thuban_rows::{ByteRate, LocalEndpoint};
 
-use crate::attachments::Attachment;
-use crate::state::State;
-
 /// The limits of an attachment; none: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rates {
@@ -24,14 +21,6 @@ impl From<&LocalEndpoint> for Rates {
             egress: endpoint.egress_rate,
             ingress: endpoint.ingress_rate,
         }
-    }
-}
-
-impl State {
-    /// Returns the limits that an attachment should have. `None`: none are known, and the attachment keeps its limits.
-    pub fn rates(&self, attachment: &Attachment) -> Option<Rates> {
-        let endpoint = self.program.local_of_pod(&attachment.pod_uid)?;
-        (!attachment.is_host()).then(|| endpoint.into())
     }
 }
 

@@ -12,9 +12,9 @@ use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::Vni;
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
+use crate::controller::attach::is_borne_out;
 use crate::controller::claim::{confirm, release};
 use crate::controller::context::Context;
-use crate::controller::endpoint::attach::is_borne_out;
 use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::hub::Report;

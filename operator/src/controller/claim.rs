@@ -11,8 +11,8 @@ use kube::{Api, ResourceExt};
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
+use crate::controller::attach;
 use crate::controller::context::Context;
-use crate::controller::endpoint::attach;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, delete, get, update_status};

@@ -9,6 +9,7 @@
 
 mod address;
 mod admission;
+mod attach;
 mod cache;
 mod claim;
 mod cluster_network_policy;
@@ -18,6 +19,7 @@ mod deletion;
 mod denial;
 mod droplet;
 mod endpoint;
+mod heartbeat_owners;
 mod kinds;
 mod network;
 mod network_policy;

@@ -20,17 +20,16 @@ use crate::controller::context::Context;
 pub use crate::controller::context::Options;
 use crate::controller::endpoint::scaled::sync_service;
 use crate::controller::endpoint::sync::sync_endpoint;
-use crate::controller::endpoint::{self, attach, pod};
+use crate::controller::endpoint::{self, pod};
 use crate::controller::kinds::Kinds;
 use crate::controller::runtime::events::Events;
-use crate::controller::runtime::heartbeat;
 use crate::controller::runtime::resync::resync;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
 use crate::controller::{
-    claim, cluster_network_policy, droplet, network, network_policy, observe, policy_state, role, service,
-    vni_claim, vpc,
+    attach, claim, cluster_network_policy, droplet, heartbeat_owners, network, network_policy, observe,
+    policy_state, role, service, vni_claim, vpc,
 };
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
@@ -138,7 +137,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(resync(stores.pods.clone(), hub.triggers.pods.clone()));
     tasks.spawn(resync(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
-    tasks.spawn(heartbeat::tend(context.clone()));
+    tasks.spawn(heartbeat_owners::tend(context.clone()));
     tasks.spawn(serve_when_adopted(context));
     start_hub(&hub, tasks);
     hub

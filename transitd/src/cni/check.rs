@@ -16,9 +16,9 @@ use super::error::{AttachmentError, Difference};
 use crate::attachments::{Attachment, AttachmentId, mac_text};
 use crate::dataplane::filter;
 use crate::dataplane::hook::Hook;
+use crate::dataplane::hooks::AgentHook;
 use crate::netlink::{self, namespace, observe, veth};
 use crate::node::Node;
-use crate::settings::AgentHook;
 
 pub async fn run(node: &Arc<Node>, request: CheckRequest) -> Result<(), AttachmentError> {
     let id = AttachmentId::new(&request.container_id, &request.ifname)?;

@@ -9,7 +9,6 @@ pub mod del;
 pub mod error;
 pub mod gc;
 pub mod request;
-mod socket;
 pub mod spool;
 pub mod status;
 pub mod wiring;
@@ -27,10 +26,10 @@ use tonic::{Request, Response, Status};
 use tracing::{info, warn};
 
 use self::error::AttachmentError;
-pub use self::socket::{ServerError, connector};
 use crate::inspect;
 use crate::metrics;
 use crate::node::Node;
+use crate::socket::{self, ServerError};
 
 /// The time between looks at whether a caller still is there, and how long the caller may take to answer.
 const KEEPALIVE: Duration = Duration::from_secs(10);

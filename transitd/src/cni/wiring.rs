@@ -16,13 +16,13 @@ use super::request::ValidatedAdd;
 use crate::attachments::{Attachment, AttachmentId, report};
 use crate::boot;
 use crate::dataplane::hook::Hook;
+use crate::dataplane::hooks::AgentHook;
 use crate::dataplane::tables::TableKey;
 use crate::netfilter::conntrack;
 use crate::netlink::host_end::HOST_END;
 use crate::netlink::veth::{self, VethPlan};
 use crate::netlink::{self, aside, host, namespace, pod, shaper, sysctl};
 use crate::node::Node;
-use crate::settings::AgentHook;
 
 /// Sets up an attachment on a thread of its own, as [`aside`] says.
 pub async fn setup(

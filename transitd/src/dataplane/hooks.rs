@@ -1,13 +1,33 @@
 //! Chooses the uplink's transit hook, once at start. The choice depends on what the NIC does, never on the droplet's
 //! roles.
 
+use clap::ValueEnum;
 use tracing::warn;
 
 use super::hook::Hook;
 use super::links::Links;
 use super::pins::LinkingError;
 use crate::netlink::{NetlinkError, ethtool, virtio};
-use crate::settings::{AgentHook, TransitHookChoice};
+
+/// Where the program transit runs on the uplink.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TransitHookChoice {
+    /// XDP. tc if the NIC refuses XDP, or is a veth whose frames arrive whole or are aggregated.
+    Auto,
+    /// XDP. transitd does not start if the NIC refuses it.
+    Xdp,
+    /// tc, on every NIC.
+    Tc,
+}
+
+/// Where the agent runs on a pod's veth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum AgentHook {
+    /// tc, the kernel's traffic control.
+    Tc,
+    /// XDP, if transit runs at XDP. Otherwise tc.
+    Xdp,
+}
 
 /// Where transit runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

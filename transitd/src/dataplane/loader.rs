@@ -13,10 +13,10 @@ use aya_obj::Object;
 use nix::sys::sysinfo::sysinfo;
 use thiserror::Error;
 
+use super::bpffs::PinSettings;
 use super::connections::{CONNECTIONS, entries_for};
 use super::sk_buff::{self, LayoutError, SKB_LAYOUT};
 use super::tables::TableError;
-use crate::settings::PinSettings;
 
 /// How often the verifier runs in all.
 const MAX_ATTEMPTS: u32 = 8;

@@ -2,6 +2,7 @@
 //!
 //! Invariant: maps and links outlive the daemon. Nothing here unpins what still carries traffic.
 
+pub mod bpffs;
 pub mod connections;
 pub mod contract;
 pub mod counters;

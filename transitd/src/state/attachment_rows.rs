@@ -17,8 +17,15 @@ use thuban_rows::{ByteRate, LocalEndpoint, PolicyId, Vpc};
 use super::State;
 use crate::attachments::Attachment;
 use crate::dataplane::tables::{TableEntry, TableError, TableKey};
+use crate::shaped::Rates;
 
 impl State {
+    /// Returns the limits that an attachment should have. `None`: none are known, and the attachment keeps its limits.
+    pub fn rates(&self, attachment: &Attachment) -> Option<Rates> {
+        let endpoint = self.program.local_of_pod(&attachment.pod_uid)?;
+        (!attachment.is_host()).then(|| endpoint.into())
+    }
+
     /// Brings the table rows of a pod's attachments in line with its endpoint.
     pub fn refresh(&mut self, pod_uid: &str) -> Result<(), TableError> {
         let endpoint = self.program.local_of_pod(pod_uid).cloned();

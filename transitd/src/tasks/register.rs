@@ -15,8 +15,8 @@ use thiserror::Error;
 use thuban_api::{Droplet, DropletSpec, HEARTBEAT_NAMESPACE};
 use tracing::{info, warn};
 
+use crate::dataplane::hooks::AgentHook;
 use crate::node::Node;
-use crate::settings::AgentHook;
 
 /// The time between renewals of the heartbeat, and so between looks at the Droplet.
 const HEARTBEAT: Duration = Duration::from_secs(10);

@@ -15,10 +15,10 @@ use thuban_common::services::{
 };
 use thuban_common::tables::{EndpointKey, LAYOUT_VERSION, MissEntry};
 use thuban_rows::{Backend, Front, FrontPort, Port, Service, builders};
+use transitd::dataplane::bpffs::PinSettings;
 use transitd::dataplane::loader;
 use transitd::dataplane::services::{Marks, Services};
 use transitd::dataplane::tables::TableError;
-use transitd::settings::PinSettings;
 
 use crate::pressure::shrink;
 

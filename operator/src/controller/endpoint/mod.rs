@@ -4,7 +4,6 @@
 //! (`scaled`).
 
 mod allocate;
-pub mod attach;
 pub mod host;
 pub mod pod;
 mod provision;

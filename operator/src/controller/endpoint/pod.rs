@@ -18,10 +18,10 @@ use tracing::info;
 
 use crate::controller::address::Claimant;
 use crate::controller::admission::usable_network;
+use crate::controller::attach;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached};
 use crate::controller::denial;
-use crate::controller::endpoint::attach;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
 use crate::controller::runtime::objects::{create, delete};

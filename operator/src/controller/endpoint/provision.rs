@@ -9,9 +9,9 @@ use thuban_api::condition::set;
 use thuban_api::{Endpoint, EndpointStatus, Phase};
 
 use crate::controller::admission::admitted;
+use crate::controller::attach;
 use crate::controller::context::Context;
 use crate::controller::deletion;
-use crate::controller::endpoint::attach;
 use crate::controller::endpoint::status::{ACK_RETRY, USER_RETRY, fill, say, unattached, write};
 use crate::controller::endpoint::sync::{ranges_of, sync_endpoint};
 use crate::controller::runtime::clocks::Timed;

@@ -7,9 +7,9 @@ use kube::{Api, ResourceExt};
 use thuban_api::Endpoint;
 
 use crate::controller::address::release_each;
+use crate::controller::attach;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached, until_taken};
-use crate::controller::endpoint::attach;
 use crate::controller::endpoint::sync::remove_endpoint;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;

@@ -7,8 +7,8 @@ use thuban_api::condition::set;
 use thuban_api::{Endpoint, EndpointStatus, Phase};
 
 use crate::controller::admission::admitted;
+use crate::controller::attach;
 use crate::controller::context::Context;
-use crate::controller::endpoint::attach;
 use crate::controller::endpoint::status::{pod_reference, unattached, waits_for_acks, write};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
