@@ -21,7 +21,7 @@ use crate::{Condition, Phase};
     printcolumn(name = "MTU", type_ = "integer", json_path = ".spec.mtu"),
     printcolumn(name = "Transit", type_ = "string", json_path = ".spec.transitHook"),
     printcolumn(name = "Version", type_ = "string", json_path = ".spec.programVersion"),
-    printcolumn(name = "Roles", type_ = "string", json_path = ".status.roles"),
+    printcolumn(name = "Roles", type_ = "integer", json_path = ".status.roleCount"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Reason",
@@ -67,6 +67,13 @@ pub struct DropletSpec {
     )]
     #[serde(default)]
     pub agent_hook: String,
+    /// The queue in which packets of a pod with a bandwidth limit wait: `fq_codel`, which is fair between the pod's
+    /// flows, or `fifo` if the node's kernel lacks fq_codel. Empty until the node has had a pod with a limit.
+    #[x_kube(
+        validation = Rule::new("self in ['', 'fq_codel', 'fifo']").message("spec.limitQueue must be fq_codel or fifo")
+    )]
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub limit_queue: String,
     /// The version of transitd and its programs on the node.
     #[serde(default)]
     #[schemars(length(max = 63))]
@@ -83,6 +90,9 @@ pub struct DropletStatus {
     pub address: Option<String>,
     /// The names of the Dividers and Bouncers on the droplet.
     pub roles: Vec<String>,
+    /// The number of those roles.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub role_count: Option<u32>,
     /// What the operator says about the object, one condition of each type.
     /// If a condition is False, its message says what to do.
     pub conditions: Vec<Condition>,

@@ -67,6 +67,12 @@ pub struct ServiceRef {
     printcolumn(name = "Second", type_ = "string", json_path = ".status.addresses[1]"),
     printcolumn(name = "Droplet", type_ = "string", json_path = ".status.droplet"),
     printcolumn(
+        name = "Pod",
+        type_ = "string",
+        json_path = ".status.podRef.name",
+        priority = 1
+    ),
+    printcolumn(
         name = "Backends",
         type_ = "integer",
         json_path = ".status.backends",

@@ -15,9 +15,11 @@ use crate::{Condition, Phase};
     doc = "A subnet of a VPC. Pods get their addresses from a network.",
     status = "NetworkStatus",
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
-    printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
+    printcolumn(name = "Ranges", type_ = "string", json_path = ".status.ranges"),
     printcolumn(name = "Allocated", type_ = "integer", json_path = ".status.allocated"),
     printcolumn(name = "Capacity", type_ = "integer", json_path = ".status.capacity"),
+    printcolumn(name = "Bouncers", type_ = "integer", json_path = ".status.bouncers", priority = 1),
+    printcolumn(name = "Working", type_ = "integer", json_path = ".status.workingBouncers", priority = 1),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.status=='False')].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -119,6 +121,9 @@ pub struct NetworkStatus {
     /// The ranges in force: the latest `spec.cidrs` that passed the operator's checks.
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
+    /// The ranges in force as one text, such as `10.0.1.0/24, fd00:0:0:1::/64`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ranges: String,
     /// The number of IPv4 addresses that endpoints can have in the ranges in force. IPv6 addresses are not counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u64>,
@@ -129,6 +134,9 @@ pub struct NetworkStatus {
     /// The number of bouncers that the network should have now. It differs from `spec.bouncers` only with `autoscale`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bouncers: Option<u32>,
+    /// The number of those bouncers that work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_bouncers: Option<u32>,
     /// The latest `metadata.generation` that the operator has seen. If it is smaller, the status is of an earlier spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

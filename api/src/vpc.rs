@@ -16,7 +16,11 @@ use crate::{Condition, DEFAULT_ROLES, Phase};
     doc = "A virtual private cloud (VPC): the address space of one tenant. Its pods reach each other, and no pod of another VPC.",
     status = "VpcStatus",
     printcolumn(name = "VNI", type_ = "integer", json_path = ".status.vni"),
-    printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
+    printcolumn(name = "Ranges", type_ = "string", json_path = ".status.ranges"),
+    printcolumn(name = "Egress", type_ = "boolean", json_path = ".status.egress"),
+    printcolumn(name = "Networks", type_ = "integer", json_path = ".status.networks"),
+    printcolumn(name = "Dividers", type_ = "integer", json_path = ".status.dividers", priority = 1),
+    printcolumn(name = "Working", type_ = "integer", json_path = ".status.workingDividers", priority = 1),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.status=='False')].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
@@ -136,12 +140,24 @@ pub struct VpcStatus {
     /// The ranges in force: the latest `spec.cidrs` that passed the operator's checks.
     #[schemars(length(max = 8), inner(length(max = 43)))]
     pub cidrs: Vec<String>,
+    /// The ranges in force as one text, such as `10.0.0.0/16, fd00::/48`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ranges: String,
+    /// Whether pods reach addresses outside of the VPC now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub egress: Option<bool>,
+    /// The number of the VPC's networks, refused ones included.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub networks: Option<u32>,
     /// The number that marks the VPC's packets on the underlay, 1 to 16777215. Absent until the operator has chosen it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
     /// The number of dividers that the VPC should have now. It differs from `spec.dividers` only with `autoscale`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dividers: Option<u32>,
+    /// The number of those dividers that work.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub working_dividers: Option<u32>,
     /// The latest `metadata.generation` that the operator has seen. If it is smaller, the status is of an earlier spec.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,

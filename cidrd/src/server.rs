@@ -24,7 +24,7 @@ use tokio_rustls::server::TlsStream;
 use tracing::{debug, info, warn};
 
 /// How long a client may take to agree on TLS, and to send the head of a request.
-const PATIENCE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The most peers that have not agreed on TLS yet.
 const HANDSHAKES: usize = 64;
 /// The pause after a port that could not be bound, or a connection that could not be accepted.
@@ -126,7 +126,7 @@ impl Server {
                             handshake.abort();
                         }
                         if let Some(tls) = &tls {
-                            oldest.push_back(handshakes.spawn(timeout(PATIENCE, tls.accept(stream))));
+                            oldest.push_back(handshakes.spawn(timeout(HANDSHAKE_TIMEOUT, tls.accept(stream))));
                         }
                     }
                     Err(error) => {
@@ -155,7 +155,7 @@ impl Server {
 async fn answer(stream: TlsStream<TcpStream>, router: Router) -> Result<(), hyper::Error> {
     http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(HANDSHAKE_TIMEOUT)
         .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router))
         .await
 }

@@ -57,11 +57,11 @@ const LARGEST_BODY: usize = 2 << 20;
 /// How long a token's review is believed.
 const REVIEWED: Duration = Duration::from_mins(1);
 /// The most tokens whose review is remembered.
-const MOST_TOKENS: usize = 10_000;
+const MAX_TOKENS: usize = 10_000;
 /// How many tokens are reviewed at once.
 pub const REVIEWS: usize = 32;
 /// How long a body may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long routes are granted before an answer goes out with those that are.
 const GRANTING: Duration = Duration::from_secs(5);
 /// How long what a node says is written before it is answered.
@@ -114,7 +114,7 @@ async fn ask(State(speakers): State<Arc<Speakers>>, request: Request) -> Result<
         )
     };
     // Nobody else's body is read.
-    let body = timeout(PATIENCE, to_bytes(request.into_body(), LARGEST_BODY)).await;
+    let body = timeout(BODY_TIMEOUT, to_bytes(request.into_body(), LARGEST_BODY)).await;
     let body = body.ok().and_then(Result::ok);
     let body = body.ok_or_else(|| invalid("the body is too large, or late", ""))?;
     let report: Report = serde_json::from_slice(&body).map_err(|error| invalid(&error.to_string(), ""))?;
@@ -148,7 +148,7 @@ impl Speakers {
         let identity = identity::review(self.client.clone(), SPEAKER, token, now).await?;
         let mut reviewed = self.reviewed.lock().unwrap_or_else(PoisonError::into_inner);
         reviewed.retain(|_, (_, since)| since.elapsed() < REVIEWED);
-        if reviewed.len() < MOST_TOKENS {
+        if reviewed.len() < MAX_TOKENS {
             reviewed.insert(digest, (identity.node.clone(), Instant::now()));
         }
         Ok(identity.node)

@@ -35,7 +35,7 @@ const AT_ONCE: usize = 32;
 const MADE_AT_ONCE: usize = 8;
 const LONGEST_REQUEST: usize = 8192;
 /// How long one request and its answer may take.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server waits until it tries the port again, and after an accept that failed.
 const PAUSE: Duration = Duration::from_secs(5);
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -94,7 +94,7 @@ async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
         }
         let (pages, places) = (Arc::clone(&pages), Arc::clone(&places));
         served.push_back(tokio::spawn(async move {
-            match timeout(PATIENCE, one_request(stream, pages, places)).await {
+            match timeout(REQUEST_TIMEOUT, one_request(stream, pages, places)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%peer, %error, "a request that can't be read"),
                 Err(_) => debug!(%peer, "a request took too long"),
@@ -116,7 +116,7 @@ async fn one_request(stream: TcpStream, pages: Arc<impl Pages>, places: Arc<Sema
         .half_close(true)
         .max_buf_size(LONGEST_REQUEST)
         .timer(TokioTimer::new())
-        .header_read_timeout(PATIENCE)
+        .header_read_timeout(REQUEST_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service)
         .await
 }
@@ -219,10 +219,16 @@ mod tests {
         for _ in 0..AT_ONCE + 5 {
             idle.push(TcpStream::connect(address).await.unwrap());
         }
-        let answer = timeout(PATIENCE / 2, ask_at(address, "GET /metrics HTTP/1.1\r\n\r\n")).await;
+        let answer = timeout(
+            REQUEST_TIMEOUT / 2,
+            ask_at(address, "GET /metrics HTTP/1.1\r\n\r\n"),
+        )
+        .await;
         assert!(answer.unwrap().contains(" 200 "));
         let mut byte = [0];
-        let ended = timeout(PATIENCE / 2, idle[0].read(&mut byte)).await.unwrap();
+        let ended = timeout(REQUEST_TIMEOUT / 2, idle[0].read(&mut byte))
+            .await
+            .unwrap();
         assert!(ended.is_err() || ended.unwrap() == 0, "the oldest is hung up on");
         server.abort();
     }

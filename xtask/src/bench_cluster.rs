@@ -29,7 +29,7 @@ const NODE: &str = "node-b";
 const SPACE: &str = "burst";
 /// A name before Thuban's 05-thuban.conflist: a runtime takes the first.
 const CONFLIST: &str = "/etc/cni/net.d/01-bridge.conflist";
-const PATIENCE: Duration = Duration::from_mins(5);
+const READY_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Measures how long a node takes to start many pods at once: Thuban beside the bridge plugin, on a cluster of its own
 #[derive(Parser)]
@@ -119,7 +119,7 @@ fn known(cluster: &Cluster) -> Result<()> {
 }
 
 fn wait_node(cluster: &Cluster) -> Result<()> {
-    cluster.wait_for("the node", PATIENCE, || {
+    cluster.wait_for("the node", READY_TIMEOUT, || {
         Ok(install::is_ready(&install::get(cluster, &["node", NODE])?))
     })
 }
@@ -133,14 +133,14 @@ fn operators(cluster: &Cluster, number: u64) -> Result<()> {
         "deployment/thuban-operator",
         &scale,
     ])?;
-    cluster.wait_for("the operators", PATIENCE, || {
+    cluster.wait_for("the operators", READY_TIMEOUT, || {
         let selector = "app.kubernetes.io/name=thuban-operator";
         let pods = install::get(cluster, &["pods", "-n", install::NAMESPACE, "-l", selector])?;
         Ok(pods["items"].as_array().map_or(0, Vec::len) as u64 == number)
     })?;
     if number > 0 {
         // The streams must be back too: the droplets report that.
-        cluster.wait_for("the droplets", PATIENCE, || {
+        cluster.wait_for("the droplets", READY_TIMEOUT, || {
             let droplets = install::get(cluster, &["droplets.thuban.dev"])?;
             let all = droplets["items"].as_array().cloned().unwrap_or_default();
             Ok(!all.is_empty() && all.iter().all(is_connected))
@@ -170,11 +170,11 @@ fn burst(cluster: &Cluster, pods: u32) -> Result<f64> {
     let begin = Instant::now();
     cluster.kubectl_apply(&set.to_string())?;
     let ready = format!("--for=jsonpath={{.status.readyReplicas}}={pods}");
-    let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+    let timeout = format!("--timeout={}s", READY_TIMEOUT.as_secs());
     cluster.kubectl(&["wait", "-n", SPACE, "replicaset/burst", &ready, &timeout])?;
     let took = begin.elapsed().as_secs_f64();
     cluster.kubectl(&["delete", "replicaset", "-n", SPACE, "burst", "--wait=false"])?;
-    cluster.wait_for("the pods gone", PATIENCE, || {
+    cluster.wait_for("the pods gone", READY_TIMEOUT, || {
         let pods = install::get(cluster, &["pods", "-n", SPACE])?;
         Ok(pods["items"].as_array().is_none_or(Vec::is_empty))
     })?;

@@ -21,7 +21,7 @@ const SPACE: &str = "vpc-network";
 const POD: &str = "charted";
 /// The port where the pod answers datagrams.
 const PORT: u16 = 8081;
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// What a value that is missing names.
@@ -144,7 +144,7 @@ fn start_server(cluster: &Cluster, node: &str) -> Result<SocketAddr> {
 fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.connect(server)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     let is_answered = || socket.send(b"hostname").is_ok() && socket.recv(&mut [0; 256]).is_ok();
     let began = Instant::now();
     while !is_answered() {

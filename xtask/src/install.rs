@@ -34,7 +34,7 @@ const EXTERNAL_IPS: &str = "198.51.100.0/24";
 const KUBERNETES_EXTERNAL_IPS: &str = "203.0.113.0/24";
 /// The rest of claims on the tests' cluster: tests wait until addresses and VNIs are free again.
 const CLAIM_REST_SECONDS: &str = "5";
-const PATIENCE: Duration = Duration::from_mins(3);
+const READY_TIMEOUT: Duration = Duration::from_mins(3);
 
 /// Installs, or updates, and waits until pods can be made.
 pub fn run(name: &str) -> Result<()> {
@@ -260,7 +260,7 @@ pub fn wait(what: &str, mut ask: impl FnMut() -> Result<(bool, String)>) -> Resu
         if is_done {
             return Ok(());
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > READY_TIMEOUT {
             bail!("{what}: still {said} after {seconds:.0} s");
         }
         std::thread::sleep(Duration::from_millis(250));

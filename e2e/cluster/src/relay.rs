@@ -27,7 +27,7 @@ use crate::{
 
 /// Name of the relay's cgroup and of its log.
 const COMPONENT: &str = "relay";
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a pod's node is remembered. Shorter than an address rests between two pods.
 const MEMORY: Duration = Duration::from_secs(5);
 const LONGEST_REQUEST: usize = 4096;
@@ -101,7 +101,7 @@ impl Relay {
     }
 
     fn dial(&self, target: SocketAddr) -> Result<TcpStream> {
-        let connect = || TcpStream::connect_timeout(&target, PATIENCE).context("connect");
+        let connect = || TcpStream::connect_timeout(&target, ANSWER_TIMEOUT).context("connect");
         if self.is_underlay(target.ip()) {
             return connect();
         }

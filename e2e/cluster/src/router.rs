@@ -35,7 +35,7 @@ const DAEMONS: [&str; 3] = ["zebra", "bfdd", "bgpd"];
 const FRR: &str = "/usr/lib/frr";
 /// zebra's socket.
 const ZEBRA: &str = "zserv.api";
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// Stops FRR and removes the namespaces when it is dropped.
@@ -143,7 +143,9 @@ impl Router {
             let child = self.daemon(daemon)?.spawn().context(daemon)?;
             self.daemons.push(child);
             // The others look for zebra at their start, and then only after 10 s.
-            wait_for("zebra", PATIENCE, PAUSE, || Ok(self.folder.join(ZEBRA).exists()))?;
+            wait_for("zebra", ANSWER_TIMEOUT, PAUSE, || {
+                Ok(self.folder.join(ZEBRA).exists())
+            })?;
         }
         Ok(())
     }

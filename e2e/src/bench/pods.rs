@@ -13,7 +13,7 @@ use thuban_cluster::{Cluster, NODES as ALL_NODES, Tasks, namespace};
 
 /// The client's node, and the other one.
 pub const NODES: [&str; 2] = ["node-a", "node-b"];
-const PATIENCE: Duration = Duration::from_mins(3);
+const READY_TIMEOUT: Duration = Duration::from_mins(3);
 
 #[derive(Clone, Debug)]
 pub struct Pod {
@@ -67,11 +67,11 @@ pub fn up(cluster: &Cluster, space: &str, wanted: &[(String, &str)]) -> Result<V
     let manifests: Vec<Value> = wanted.iter().map(manifest).collect();
     let list = json!({"apiVersion": "v1", "kind": "List", "items": manifests});
     // The namespace's ServiceAccount is made a moment after the namespace.
-    cluster.wait_for("the pods made", PATIENCE, || {
+    cluster.wait_for("the pods made", READY_TIMEOUT, || {
         cluster.kubectl_apply(&list.to_string()).map(|_| true)
     })?;
     let mut pods = Vec::new();
-    cluster.wait_for("the pods running", PATIENCE, || {
+    cluster.wait_for("the pods running", READY_TIMEOUT, || {
         pods = running(cluster, space)?;
         Ok(pods.len() == wanted.len())
     })?;

@@ -4,7 +4,7 @@ use std::{path::PathBuf, process::ExitCode};
 
 use clap::Parser;
 use thuban_e2e::bench::{
-    neighbours::{self, PATIENCE, Plan},
+    neighbours::{self, ANSWER_TIMEOUT, Plan},
     transitd::Parts,
 };
 
@@ -42,7 +42,7 @@ fn main() -> ExitCode {
     let mut plan = Plan {
         rounds: given.rounds.max(1),
         seconds: given.seconds.max(1),
-        patience: PATIENCE,
+        patience: ANSWER_TIMEOUT,
         attackers: given.attackers,
         rate: given.rate.max(1),
         only: given.only,

@@ -15,7 +15,7 @@ use crate::support::get;
 
 pub const NODE: &str = "node-a";
 
-pub const PATIENCE: Duration = Duration::from_secs(10);
+pub const WAIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Dials the address in the Lease, which everybody with a node's token may read.
 async fn client(lease: &Value) -> TransitClient<Channel> {
@@ -67,7 +67,7 @@ pub async fn program(
         drop(sender);
         Ok((program, stream))
     };
-    tokio::time::timeout(PATIENCE, work)
+    tokio::time::timeout(WAIT_TIMEOUT, work)
         .await
         .unwrap_or_else(|_| Err(Status::deadline_exceeded("the operator said nothing")))
 }

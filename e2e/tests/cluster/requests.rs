@@ -16,7 +16,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use crate::support::{PORT, Pod, ask_slowly, http_answer};
 
 /// An answer that takes longer is late.
-pub const PATIENCE: Duration = Duration::from_secs(4);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long a load waits for a late answer if nothing may be lost: a busy machine leaves servers without CPU for
 /// seconds, and the network has lost nothing then.
 pub const LATE: Duration = Duration::from_secs(30);
@@ -27,7 +27,7 @@ const SLOW: Duration = Duration::from_secs(2);
 const PULSE: Duration = Duration::from_millis(20);
 const STANDSTILL: Duration = Duration::from_secs(1);
 /// A sender that loses this many requests in a row reaches nobody.
-const MOST_IN_A_ROW: u32 = 50;
+const MAX_IN_A_ROW: u32 = 50;
 
 #[derive(Clone, Debug)]
 pub enum Way {
@@ -48,7 +48,7 @@ pub struct Load<'a> {
     pub way: Way,
     /// The pause between an answer and the next request.
     pub pause: Duration,
-    /// How long the sender waits for an answer: [`PATIENCE`] where requests may be lost, else [`LATE`].
+    /// How long the sender waits for an answer: [`ANSWER_TIMEOUT`] where requests may be lost, else [`LATE`].
     pub waits: Duration,
 }
 
@@ -165,7 +165,7 @@ impl Load<'_> {
                 Ok(name) => {
                     lost = 0;
                     let took = begin.elapsed().saturating_sub(at);
-                    if took >= PATIENCE + SLOW {
+                    if took >= ANSWER_TIMEOUT + SLOW {
                         let (pod, way) = (&self.pod.name, &self.way);
                         eprintln!(
                             "  late, at {at:.3?}: {pod} by {way:?}, answered by {name} after {took:.3?}"
@@ -185,7 +185,7 @@ impl Load<'_> {
                 }
             }
             ensure!(
-                lost < MOST_IN_A_ROW,
+                lost < MAX_IN_A_ROW,
                 "{lost} requests in a row failed, the last one {:?}",
                 tally.failures.last()
             );
@@ -220,11 +220,11 @@ impl Load<'_> {
     /// Asks for the name by HTTP. TCP sends lost segments again. So a late answer counts only if the server's kernel
     /// acknowledged all of the request in time.
     fn http_hostname(&self, pause: Duration) -> Result<String> {
-        let stream = ask_slowly((self.address, PORT).into(), "/hostname", PATIENCE, pause)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let stream = ask_slowly((self.address, PORT).into(), "/hostname", ANSWER_TIMEOUT, pause)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         if let Err(error) = stream.peek(&mut [0]) {
             ensure!(
-                error.kind() == ErrorKind::WouldBlock && self.waits > PATIENCE,
+                error.kind() == ErrorKind::WouldBlock && self.waits > ANSWER_TIMEOUT,
                 error
             );
             let left = unacknowledged(&stream)?;

@@ -19,7 +19,7 @@ use thuban_e2e::rig::{
 use crate::{counter, each};
 
 const PORT: u16 = 7900;
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 /// A port that the gateway doesn't lead on.
 const OTHER_PORT: u16 = 7901;
 /// Enough for hundreds of GSO frames.
@@ -169,7 +169,7 @@ fn a_gateway_pod_sends_on_by_a_tunnel_of_its_own() -> Result<()> {
         let mut stream = gateway.run(|| Ok(TcpStream::connect((net(2), OTHER_PORT))?))?;
         stream.set_nonblocking(true)?;
         let written = stream.write(&vec![0; 1 << 16])?;
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + ANSWER_TIMEOUT;
         while counter(topology, 2, Counter::TunnelSegments)? == 0 {
             ensure!(
                 Instant::now() < end,

@@ -9,7 +9,7 @@ use thuban_e2e::rig::{Rig, Transit, Underlay};
 
 const SECRET: u64 = 0x1122_3344_5566_7788;
 /// How often a test looks for a question and for its answer; the first waits for the neighbour.
-const PATIENCE: u32 = 100;
+const ANSWER_TIMEOUT: u32 = 100;
 
 /// Sends a probe as transitd does: the first droplet asks the last.
 fn ask(rig: &mut Rig) -> Result<()> {
@@ -36,7 +36,7 @@ fn heard(rig: &mut Rig) -> Result<u64> {
 
 /// Waits for an answer after that of `last`, and returns when it was heard; `last` if there is none.
 fn hear(rig: &mut Rig, last: u64) -> Result<u64> {
-    for _ in 0..PATIENCE {
+    for _ in 0..ANSWER_TIMEOUT {
         if heard(rig)? != last {
             break;
         }

@@ -15,13 +15,13 @@ use crate::each;
 
 /// A set that no droplet knows: it denies everything.
 const UNKNOWN: u32 = 0x99;
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns how long a connection and a datagram waited for their refusal.
 fn refused(to: IpAddr) -> Result<[Duration; 2]> {
     let address = SocketAddr::from((to, 80));
     let start = Instant::now();
-    let error = TcpStream::connect_timeout(&address, PATIENCE)
+    let error = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)
         .err()
         .map(|error| error.kind());
     ensure!(error == Some(ErrorKind::ConnectionRefused), "{to}: {error:?}");
@@ -32,7 +32,7 @@ fn refused(to: IpAddr) -> Result<[Duration; 2]> {
         [0_u16; 8].into()
     };
     let socket = UdpSocket::bind((any, 0))?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;
     socket.connect(address)?;
     let start = Instant::now();
     socket.send(b"?")?;
@@ -64,7 +64,10 @@ fn are_refused_at_once(topology: &mut Topology) -> Result<()> {
     for (pod, way) in [(&*neighbour, "same droplet"), (&*second, "another droplet")] {
         for to in [IpAddr::V4(pod.address), IpAddr::V6(pod.address6)] {
             let took = first.namespace.run(move || refused(to))?;
-            ensure!(took.iter().all(|took| *took < PATIENCE / 2), "{way}: {took:?}");
+            ensure!(
+                took.iter().all(|took| *took < ANSWER_TIMEOUT / 2),
+                "{way}: {took:?}"
+            );
         }
     }
     // A mark that a pod sets for itself is gone before its agent sees the packet.

@@ -6,7 +6,7 @@ use cidrd::pools::selects;
 use thuban_api::{DnsZone, ZoneNames};
 
 /// The most labels of a name. A claim in an etcd compares keys for each of them, and etcd bounds a transaction.
-pub const MOST_LABELS: usize = 32;
+pub const MAX_LABELS: usize = 32;
 
 /// Returns the DnsZone in which a namespace with these labels may have a name: the longest one that admits both; of
 /// several with the same zone, the first by name.
@@ -37,7 +37,7 @@ fn admits(zone: &DnsZone, name: &str, namespace: &str, labels: &BTreeMap<String,
         return false;
     };
     selects(zone.spec.allowed_namespaces.as_ref(), labels)
-        && name.split('.').count() <= MOST_LABELS
+        && name.split('.').count() <= MAX_LABELS
         && match zone.spec.names {
             ZoneNames::Namespace => below(&rest, namespace).is_some(),
             ZoneNames::Any => true,

@@ -17,7 +17,7 @@ use crate::objects::change_status;
 use crate::service;
 
 /// How long a Vip that is deleted waits for nodes that don't say that they withdrew its addresses.
-const PATIENCE: SignedDuration = SignedDuration::from_mins(1);
+const WITHDRAW_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 
 /// Ends a Vip that is deleted, in an order in which nobody announces an address that another may get.
 pub async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
@@ -152,7 +152,7 @@ pub fn ending(vip: &Vip, is_told: bool, now: Timestamp) -> Ending {
 fn is_late(vip: &Vip, now: Timestamp) -> bool {
     let status = vip.status.as_ref();
     let withdrawn = status.and_then(|status| past(status.withdrawn_at.as_ref(), now));
-    withdrawn.is_some_and(|withdrawn| now.duration_since(withdrawn) >= PATIENCE)
+    withdrawn.is_some_and(|withdrawn| now.duration_since(withdrawn) >= WITHDRAW_TIMEOUT)
 }
 
 /// Whether nodes are to announce a Vip's addresses no more.

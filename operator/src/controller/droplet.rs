@@ -67,6 +67,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     let is_changed = state.is_some_and(|state| set(&mut status.conditions, state.condition(generation)));
     let roles = context.hub.read(|world| world.roles_on(&name));
     status.roles = roles.into_iter().map(|(_, role)| role).collect();
+    status.role_count = u32::try_from(status.roles.len()).ok();
     status.observed_generation = generation;
     if droplet.status.as_ref() != Some(&status) {
         let mut changed = (*droplet).clone();

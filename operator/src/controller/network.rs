@@ -73,6 +73,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     let error = match verdict {
         Ok(ranges) => {
             status.cidrs.clone_from(&network.spec.cidrs);
+            status.ranges = status.cidrs.join(", ");
             return serve(&network, &networks, (status, capacity(&ranges)), &context).await;
         }
         Err(error) => error,
@@ -101,6 +102,7 @@ async fn serve(
     let number = wanted(network, &status, context);
     status.bouncers = Some(number);
     let waiting = ensure_bouncers(network, number, context).await?;
+    status.working_bouncers = Some(number.saturating_sub(waiting.len() as u32));
     let vpc = context.vpc(&network.spec.vpc);
     let vpc = vpc.and_then(|vpc| Some(vpc.status.as_ref()?.phase));
     let readiness = readiness(status.phase, Some(vpc.unwrap_or_default()), waiting.len());

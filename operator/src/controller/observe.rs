@@ -24,6 +24,7 @@ use crate::controller::role::placement::{ZONE, crowded_by};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::service_range;
+use crate::controller::vpc::has_egress;
 use crate::controller::wake::{
     wake_endpoints, wake_hosts, wake_members, wake_roles, wake_services_of, wake_unplaced, wake_where,
 };
@@ -237,7 +238,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
                 vni,
                 cidrs: status.cidrs,
                 host_access,
-                egress: vpc.spec.egress.unwrap_or(host_access),
+                egress: has_egress(vpc),
                 egress_rate: egress_per_droplet(&vpc.spec),
                 reject: vpc.spec.denied_traffic == Some(DeniedTraffic::Reject),
                 dscp: Dscp::of_field(vpc.spec.dscp.as_ref()),

@@ -61,6 +61,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     });
     let Err(error) = verdict else {
         status.cidrs.clone_from(&vpc.spec.cidrs);
+        status.ranges = status.cidrs.join(", ");
         if step == Step::ClaimNumber {
             status.vni = Some(claim_vni(&vpc, &context).await?);
             write(&vpc, &vpcs, status).await?;
@@ -80,6 +81,11 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     Ok(Action::requeue(ranges::retry(&error)))
 }
 
+/// Whether a VPC's pods reach addresses outside of it.
+pub fn has_egress(vpc: &Vpc) -> bool {
+    vpc.spec.egress.unwrap_or(vpc.name_any() == DEFAULT_NAME)
+}
+
 /// Creates the dividers first, then writes the status that says that they work.
 async fn serve(
     vpc: &Vpc,
@@ -91,6 +97,9 @@ async fn serve(
     let number = wanted(vpc, &status, context);
     status.dividers = Some(number);
     let waiting = ensure_dividers(vpc, number, context).await?;
+    status.working_dividers = Some(number.saturating_sub(waiting.len() as u32));
+    status.egress = Some(has_egress(vpc));
+    status.networks = u32::try_from(context.index.networks_of(&vpc.name_any()).len()).ok();
     let readiness = readiness(status.phase, None, waiting.len());
     match readiness {
         Readiness::Kept | Readiness::WaitsForVpc => {}

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use thuban_telemetry::{Answer, PATIENCE, Pages};
+use thuban_telemetry::{Answer, Pages, REQUEST_TIMEOUT};
 use tokio::time::timeout;
 
 use super::{leadership, text};
@@ -37,7 +37,7 @@ async fn is_alive() -> bool {
         return true;
     };
     let look = tokio::task::spawn_blocking(move || leadership.look());
-    timeout(PATIENCE / 2, look).await.is_ok()
+    timeout(REQUEST_TIMEOUT / 2, look).await.is_ok()
 }
 
 #[cfg(test)]

@@ -33,7 +33,7 @@ use crate::hub::{Hub, Triggers};
 const NODE: [u8; 4] = [127, 0, 0, 1];
 const STRANGER: [u8; 4] = [127, 0, 0, 2];
 /// How long a test waits at most, on any machine.
-const PATIENCE: Duration = Duration::from_secs(30);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// An API server that answers slowly, and knows forged tokens by their signature.
 #[derive(Default)]
@@ -194,7 +194,7 @@ impl Operator {
                 sleep(Duration::from_millis(50)).await;
             }
         };
-        timeout(PATIENCE, dial)
+        timeout(WAIT_TIMEOUT, dial)
             .await
             .expect("the droplet gets no program")
     }
@@ -212,14 +212,14 @@ impl Operator {
                 sleep(Duration::from_millis(10)).await;
             }
         };
-        let found = timeout(PATIENCE, look).await;
+        let found = timeout(WAIT_TIMEOUT, look).await;
         assert!(found.is_ok(), "{what}: {:?} are held", self.door.counts());
     }
 }
 
 /// Waits until the server ends a connection that says nothing.
 async fn is_ended(connection: &mut TcpStream) {
-    let read = timeout(PATIENCE, connection.read(&mut [0; 16])).await;
+    let read = timeout(WAIT_TIMEOUT, connection.read(&mut [0; 16])).await;
     assert!(matches!(read.expect("it is left open"), Ok(0) | Err(_)));
 }
 
@@ -318,7 +318,9 @@ async fn a_droplet_has_one_connection() {
     let (mut former, _first) = operator.droplet("node-a").await;
     let (_stream, _second) = operator.droplet("node-a").await;
     let end = async { while let Ok(Some(_)) = former.message().await {} };
-    timeout(PATIENCE, end).await.expect("the former stream goes on");
+    timeout(WAIT_TIMEOUT, end)
+        .await
+        .expect("the former stream goes on");
     operator
         .until("its former connection is ended", |counts| counts == (1, 0))
         .await;

@@ -46,7 +46,7 @@ use crate::tables::Slot;
 /// The first VNI that is given out.
 const VNI: Vni = Vni::MIN;
 /// How long a test waits at most.
-const PATIENCE: Duration = Duration::from_secs(200);
+const WAIT_TIMEOUT: Duration = Duration::from_secs(200);
 const LOOK: Duration = Duration::from_millis(1);
 
 pub async fn until(simulation: &Arc<Simulation>, what: &str, is_so: impl Fn(&State) -> bool) {
@@ -56,7 +56,7 @@ pub async fn until(simulation: &Arc<Simulation>, what: &str, is_so: impl Fn(&Sta
             sleep(LOOK).await;
         }
     };
-    if timeout(PATIENCE, look).await.is_err() {
+    if timeout(WAIT_TIMEOUT, look).await.is_err() {
         simulation.lock().violation(format!("it is not so that {what}"));
     }
 }

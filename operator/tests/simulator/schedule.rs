@@ -19,9 +19,9 @@ use crate::store::{Preconditions, is_deleting, text};
 const VPCS: [&str; 3] = ["red", "blue", "green"];
 pub const NAMESPACES: [&str; 2] = ["east", "west"];
 const NODES: u8 = 4;
-const MOST_PODS: usize = 8;
+const MAX_PODS: usize = 8;
 /// The longest time for which a watch brings nothing, milliseconds.
-const MOST_DEAFNESS: u64 = 12_000;
+const MAX_DEAFNESS: u64 = 12_000;
 
 /// Runs the schedule of a seed. Returns what went wrong, and what happened.
 pub fn run(seed: u64) -> (Vec<String>, Vec<String>) {
@@ -99,7 +99,7 @@ async fn crowd(simulation: &Arc<Simulation>, random: &mut Random) {
     while simulation.lock().alive() < 2 {
         operators::start(simulation);
     }
-    let time = random.millis(0, MOST_DEAFNESS);
+    let time = random.millis(0, MAX_DEAFNESS);
     let first = simulation.lock().living().next().cloned();
     if let Some(first) = first {
         first.deafen([Kind::Node, Kind::Droplet]);
@@ -424,7 +424,7 @@ fn new_pod(state: &mut State, random: &mut Random) {
     let Some(node) = random.pick(&droplets).cloned() else {
         return;
     };
-    if state.store.names(Kind::Pod).len() >= MOST_PODS {
+    if state.store.names(Kind::Pod).len() >= MAX_PODS {
         return;
     }
     let namespace = NAMESPACES[random.below(2) as usize];

@@ -11,9 +11,9 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 /// The least number of shares; there are always a power of two.
-const LEAST_SHARES: u16 = 8;
+const MIN_SHARES: u16 = 8;
 /// The most shares. A node has fewer pods.
-const MOST_SHARES: u16 = 512;
+const MAX_SHARES: u16 = 512;
 
 /// The share of each VPC. A VPC keeps its share, or a part of it, for as long as it has pods on the node.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -26,7 +26,7 @@ pub struct PortShares {
 impl Default for PortShares {
     fn default() -> Self {
         Self {
-            count: LEAST_SHARES,
+            count: MIN_SHARES,
             of: Vec::new(),
         }
     }
@@ -54,7 +54,7 @@ impl PortShares {
     /// Makes shares twice as large for as long as there are then enough for all VPCs. If two VPCs have the halves of
     /// one, the second VPC moves to another share. Only its new connections notice.
     fn merge(&mut self) {
-        while self.count > LEAST_SHARES && self.of.len() <= usize::from(self.count / 2) {
+        while self.count > MIN_SHARES && self.of.len() <= usize::from(self.count / 2) {
             self.count /= 2;
             let mut taken = BTreeSet::new();
             let mut homeless = Vec::new();
@@ -75,7 +75,7 @@ impl PortShares {
     fn take(&mut self) -> Option<u16> {
         let taken: BTreeSet<u16> = self.of.iter().map(|(_, share)| *share).collect();
         let free = (0..self.count).find(|share| !taken.contains(share));
-        if free.is_some() || self.count >= MOST_SHARES {
+        if free.is_some() || self.count >= MAX_SHARES {
             return free;
         }
         self.count *= 2;
@@ -88,8 +88,8 @@ impl PortShares {
     /// Returns the VPC's part of all ports of pods: all of them for the only VPC, and for one that found no share.
     pub fn range(&self, vni: u32, all: &RangeInclusive<u16>) -> RangeInclusive<u16> {
         // Of the smallest share, so that the halves of a split share are exactly that share.
-        let smallest = (all.end() - all.start()) / MOST_SHARES;
-        let width = MOST_SHARES / self.count * smallest;
+        let smallest = (all.end() - all.start()) / MAX_SHARES;
+        let width = MAX_SHARES / self.count * smallest;
         let share = self.share(vni).filter(|_| self.of.len() > 1 && width > 0);
         share.map_or(all.clone(), |share| {
             let first = all.start() + share * width;
@@ -124,7 +124,7 @@ mod tests {
         for count in (2..=600).chain((2..=40).rev()) {
             let mut ranges = follow(&mut shares, 1..=count);
             ranges.sort_by_key(|range| *range.start());
-            let have_own = count <= u32::from(MOST_SHARES);
+            let have_own = count <= u32::from(MAX_SHARES);
             assert!(
                 !have_own || ranges.is_sorted_by(|low, high| low.end() < high.start()),
                 "{count}: {ranges:?}"

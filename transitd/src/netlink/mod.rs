@@ -36,7 +36,7 @@ use tracing::warn;
 pub type Changes = UnboundedReceiver<(NetlinkMessage<RouteNetlinkMessage>, SocketAddr)>;
 
 /// How long the kernel may take for an answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Error)]
 pub enum NetlinkError {
@@ -110,7 +110,7 @@ pub fn connect() -> Result<Handle, NetlinkError> {
 /// Waits for an answer of the kernel, on a connection that nothing else uses. A list that the kernel gives up for lack
 /// of memory has no end, and its connection is of no use afterwards.
 pub async fn in_time<T>(answer: impl Future<Output = Result<T, NetlinkError>>) -> Result<T, NetlinkError> {
-    timeout(PATIENCE, answer)
+    timeout(ANSWER_TIMEOUT, answer)
         .await
         .unwrap_or(Err(NetlinkError::NoEnd))
 }

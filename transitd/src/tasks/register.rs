@@ -16,6 +16,7 @@ use thuban_api::{Droplet, DropletSpec, HEARTBEAT_NAMESPACE};
 use tracing::{info, warn};
 
 use crate::dataplane::hooks::AgentHook;
+use crate::netlink::shaper;
 use crate::node::Node;
 
 /// The time between renewals of the heartbeat, and so between looks at the Droplet.
@@ -76,6 +77,7 @@ fn desired(node: &Node) -> DropletSpec {
             AgentHook::Tc => "tc".into(),
             AgentHook::Xdp => "xdp".into(),
         },
+        limit_queue: shaper::queue().unwrap_or_default().into(),
         program_version: env!("CARGO_PKG_VERSION").into(),
     }
 }

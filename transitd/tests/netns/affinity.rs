@@ -11,7 +11,7 @@ use thuban_proto::transit::{
 
 use crate::policies::{FAR, OUTSIDE, SERVICE, backends, bytes};
 use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local};
-use crate::tcp::{PATIENCE, ask, connect, serve};
+use crate::tcp::{ANSWER_TIMEOUT, ask, connect, serve};
 
 /// Pods of the nodes' VPC.
 const OWN: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 1, 5), Ipv4Addr::new(10, 0, 1, 6)];
@@ -349,7 +349,7 @@ fn a_flow_of_udp_follows_when_its_backend_goes() {
     rig.operator.push_and_wait(port(&OWN), vec![]);
     let client = in_namespace(rig.far(), || UdpSocket::bind((FAR, 4000)).unwrap());
     client.connect((Ipv4Addr::from(NODE), 30080)).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     let answer = || {
         let mut answer = [0];
         client.send(&[1]).unwrap();

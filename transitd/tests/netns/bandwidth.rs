@@ -17,7 +17,7 @@ const SLOW: u64 = 1_250_000;
 const FASTER: u64 = 5_000_000;
 /// How long a stream is measured.
 const MEASURED: Duration = Duration::from_secs(2);
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the row of pod `p1` with limits; 0: none.
 fn limited(egress_rate: u64, ingress_rate: u64) -> Row {
@@ -67,10 +67,12 @@ fn rate(rig: &Rig, from: &str, to: &str, address: Ipv4Addr, time: Duration) -> u
 fn stream([from, to]: [&str; 2], address: Ipv4Addr, time: Duration) -> u64 {
     let listener = in_namespace(to, move || TcpListener::bind((address, 0)).unwrap());
     let to = listener.local_addr().unwrap();
-    let sending = in_namespace(from, move || TcpStream::connect_timeout(&to, PATIENCE).unwrap());
+    let sending = in_namespace(from, move || {
+        TcpStream::connect_timeout(&to, ANSWER_TIMEOUT).unwrap()
+    });
     let (mut receiving, _) = listener.accept().unwrap();
-    receiving.set_read_timeout(Some(PATIENCE)).unwrap();
-    sending.set_write_timeout(Some(PATIENCE)).unwrap();
+    receiving.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
+    sending.set_write_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     let sender = std::thread::spawn(move || {
         let (mut sending, zeros) = (sending, vec![0; 64 << 10]);
         loop {

@@ -19,7 +19,7 @@ const PORT: u16 = 9;
 const SHARED: [u8; 4] = [10, 11, 12, 13];
 const VPCS: [u32; 2] = [7, 8];
 /// How long a pod's first datagram may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends from a neighbour to all shared addresses until it is stopped; a datagram says the VPC and the address that it
 /// is for.
@@ -107,7 +107,11 @@ fn live(rig: &Rig, pod: &str, vni: u32, last: u8) {
     let mut received = 0;
     while received < 2 {
         received += receive(&socket, vni, last, 2).unwrap();
-        assert!(start.elapsed() < PATIENCE, "nothing came to {pod}\n{}", rig.log());
+        assert!(
+            start.elapsed() < ANSWER_TIMEOUT,
+            "nothing came to {pod}\n{}",
+            rig.log()
+        );
     }
     assert_eq!(rig.plugin("DEL", pod, "1.1.0", json!({})), (0, Value::Null));
     // No more datagrams come: the interface is gone.
@@ -162,7 +166,7 @@ fn addresses_are_reused_at_once_without_strays_or_growth() {
     }
     let (early, mut late) = (early.unwrap(), holdings(&rig));
     // The connection of the last verb may still be open.
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + ANSWER_TIMEOUT;
     while late.files > early.files && Instant::now() < end {
         late = holdings(&rig);
     }

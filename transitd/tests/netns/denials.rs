@@ -12,7 +12,7 @@ use thuban_proto::transit::{Denial, PolicyAction, PolicyRule, PolicySetRow, Poli
 
 use crate::policies::{FAR, STRANGER, pod, rig_with, tenants, vpcs_and_networks};
 use crate::rig::{self, Rig, eventually, in_namespace, local, mapped};
-use crate::tcp::{PATIENCE, connect};
+use crate::tcp::{ANSWER_TIMEOUT, connect};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const INGRESS: u32 = 9;
@@ -188,7 +188,7 @@ fn heard(rig: &Rig, name: &str, to: Ipv4Addr) -> [Option<ErrorKind>; 2] {
     let connection = connect(&pod(rig, name), to, 8080).err();
     let datagram = in_namespace(&pod(rig, name), move || {
         let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap();
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
         socket.connect((to, 8080)).unwrap();
         socket.send(b"?").unwrap();
         socket.recv(&mut [0; 8]).err().map(|error| error.kind())

@@ -16,7 +16,7 @@ const DNS: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 const DNS6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x96, 0, 0, 0, 0, 0, 0xa);
 /// The number of queries that a pod may send at once after a rest.
 const BURST: usize = 1024;
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Returns VPC 7's row of the cluster's DNS at an address.
 fn node_service(address: IpAddr) -> Row {
@@ -78,7 +78,7 @@ pub fn socket(rig: &Rig, pod: &str) -> UdpSocket {
         socket.connect((DNS, 53)).unwrap();
         socket
     });
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     socket
 }
 
@@ -89,15 +89,15 @@ fn socket6(rig: &Rig, pod: &str) -> UdpSocket {
         socket.connect((DNS6, 53)).unwrap();
         socket
     });
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     socket
 }
 
 /// Whether an answer over TCP says that there is no such name.
 fn asks_by_tcp(rig: &Rig, pod: &str, server: IpAddr) -> bool {
     in_namespace(&format!("{}-{pod}", rig.name), move || {
-        let mut stream = TcpStream::connect_timeout(&(server, 53).into(), PATIENCE).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut stream = TcpStream::connect_timeout(&(server, 53).into(), ANSWER_TIMEOUT).unwrap();
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
         let query = query();
         let length = u16::try_from(query.len()).unwrap().to_be_bytes();
         stream.write_all(&[&length[..], &query].concat()).unwrap();

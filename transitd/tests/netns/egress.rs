@@ -12,7 +12,7 @@ use thuban_proto::transit::{
 
 use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
 use crate::rows::mapped;
-use crate::tcp::{PATIENCE, ask, connect, serve};
+use crate::tcp::{ANSWER_TIMEOUT, ask, connect, serve};
 
 /// An address at the other end of the uplink, in no range of any VPC.
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 9);
@@ -91,7 +91,7 @@ fn pods_reach_outside_in_their_nodes_name_if_their_vpc_may() {
     let clients = serve(rig.far(), OUTSIDE, 8080, 9);
     let mut stream = connect(&pod(&rig, "p1"), OUTSIDE, 8080).unwrap();
     assert_eq!(ask(&mut stream), 9);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(NODE));
+    assert_eq!(clients.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(NODE));
     assert!(rig.ping("p1", &OUTSIDE.to_string()));
     assert!(connect(&pod(&rig, "p2"), OUTSIDE, 8080).is_err());
     assert!(!rig.ping("p2", &OUTSIDE.to_string()));
@@ -172,11 +172,11 @@ fn pods_of_a_private_network_stay_in_their_vpc() {
 fn answers_find_nobody_who_has_the_address_later() {
     let mut rig = rig();
     let server = in_namespace(rig.far(), || UdpSocket::bind((OUTSIDE, 53)).unwrap());
-    server.set_read_timeout(Some(PATIENCE)).unwrap();
+    server.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     let client = in_namespace(&pod(&rig, "p1"), || {
         UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 4000)).unwrap()
     });
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     client.send_to(b"?", (OUTSIDE, 53)).unwrap();
     let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
     assert_eq!(from.ip(), IpAddr::from(NODE));
@@ -217,7 +217,7 @@ fn a_server_of_the_node_finds_nobody_who_has_the_address_later() {
         .push_and_wait(vec![local(8, "p3", 5)], vec![local_key(7, 5)]);
     rig.add_pod("p3");
     server.write_all(&[1]).unwrap();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(ANSWER_TIMEOUT);
     let counts = rig.in_pod_text("p3", "grep ^Tcp: /proc/net/snmp");
     let mut lines = counts.lines().map(str::split_whitespace);
     let (names, numbers) = (lines.next().unwrap(), lines.next().unwrap());
@@ -232,7 +232,7 @@ fn rules_that_somebody_took_away_come_back() {
     rig.operator
         .push_and_wait(vec![served(7, &[(FAR, 6443)])], vec![]);
     rig.on_node("nft flush ruleset");
-    let deadline = std::time::Instant::now() + PATIENCE * 4;
+    let deadline = std::time::Instant::now() + ANSWER_TIMEOUT * 4;
     while connect(&pod(&rig, "p1"), SERVICE, 443).is_err() {
         assert!(
             std::time::Instant::now() < deadline,

@@ -19,7 +19,7 @@ use thuban_proto::transit::{
 };
 
 use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local, mapped};
-use crate::tcp::{PATIENCE, ask, connect, serve};
+use crate::tcp::{ANSWER_TIMEOUT, ask, connect, serve};
 
 const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 /// Last byte of the address of the node's endpoint, in VPC 7.
@@ -106,7 +106,10 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     let clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
     let mut stream = connect(rig.node(), SERVICE, 80).unwrap();
     assert_eq!(ask(&mut stream), 1);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN_ADDRESS));
+    assert_eq!(
+        clients.recv_timeout(ANSWER_TIMEOUT).unwrap(),
+        IpAddr::from(OWN_ADDRESS)
+    );
     // A member elsewhere is reached through its droplet; nobody answers there.
     rig.operator.push_and_wait(
         vec![Row::Direct(DirectRow {
@@ -130,7 +133,7 @@ fn the_node_reaches_members_and_services_in_its_own_name() {
     assert_eq!(ask(&mut stream), 1);
     let operator = std::mem::replace(&mut rig.operator.address, "127.0.0.1:9".into());
     rig.start();
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(ANSWER_TIMEOUT);
     assert_eq!(rig.on_node("ip route show table 6081"), routes);
     assert_eq!(ask(&mut stream), 1);
     rig.kill();
@@ -228,7 +231,10 @@ fn vpc_reaches_shared_service_by_node_and_nothing_else() {
     share_with_tenant(&rig);
     let mut stream = connect(&pod(&rig, "p3"), SERVICE, 80).unwrap();
     assert_eq!(ask(&mut stream), 1);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN_ADDRESS));
+    assert_eq!(
+        clients.recv_timeout(ANSWER_TIMEOUT).unwrap(),
+        IpAddr::from(OWN_ADDRESS)
+    );
     assert!(connect(&pod(&rig, "p3"), Ipv4Addr::new(10, 0, 1, 5), 8080).is_err());
     assert!(connect(&pod(&rig, "p3"), OWN_ADDRESS, 22).is_err());
     rig.kill();
@@ -329,7 +335,7 @@ fn node_ports_and_outside_addresses_lead_to_services() {
     for (namespace, address, port, what) in places {
         let mut stream = connect(&namespace, address, port).unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(ask(&mut stream), 1, "{what}");
-        let client = clients.recv_timeout(PATIENCE).unwrap();
+        let client = clients.recv_timeout(ANSWER_TIMEOUT).unwrap();
         assert_eq!(client, IpAddr::from(OWN_ADDRESS), "{what}");
     }
     // A tenant's pod reaches no node, not even by packets that look like answers.
@@ -364,7 +370,10 @@ fn node_ports_and_outside_addresses_lead_to_services() {
     });
     rig.operator.push_and_wait(vec![by_node], vec![]);
     assert_eq!(ask(&mut connect(rig.far(), NODE.into(), 30080).unwrap()), 3);
-    assert_eq!(elsewhere.recv_timeout(PATIENCE).unwrap(), IpAddr::from(NODE));
+    assert_eq!(
+        elsewhere.recv_timeout(ANSWER_TIMEOUT).unwrap(),
+        IpAddr::from(NODE)
+    );
     assert_eq!(
         ask(&mut connect(&pod(&rig, "p2"), NODE.into(), 30080).unwrap()),
         3

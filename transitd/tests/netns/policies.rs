@@ -15,7 +15,7 @@ use thuban_proto::transit::{
 
 use crate::host::send_ack;
 use crate::rig::{NODE, Rig, base_rows, eventually, local};
-use crate::tcp::{PATIENCE, ask, connect, serve};
+use crate::tcp::{ANSWER_TIMEOUT, ask, connect, serve};
 
 pub const SERVICE: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 pub const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 7);
@@ -212,13 +212,13 @@ fn local_port_reaches_own_backends_with_sender_address() {
     );
     for (address, port) in [(NODE.into(), 30080), (OUTSIDE, 80)] {
         assert_eq!(ask(&mut connect(rig.far(), address, port).unwrap()), 1);
-        assert_eq!(here.recv_timeout(PATIENCE).unwrap(), IpAddr::from(FAR));
+        assert_eq!(here.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(FAR));
     }
     // The node's own processes and pods reach all backends.
     for namespace in [rig.node().to_owned(), pod(&rig, "p1")] {
         for (address, port) in [(NODE.into(), 30080), (OUTSIDE, 80)] {
             assert_eq!(ask(&mut connect(&namespace, address, port).unwrap()), 2);
-            assert_eq!(anywhere.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN));
+            assert_eq!(anywhere.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(OWN));
         }
     }
     let count =
@@ -252,7 +252,7 @@ fn local_port_reaches_own_backends_with_sender_address() {
     rig.operator
         .push_and_wait(vec![droplet, Row::Exposed(elsewhere)], vec![]);
     assert_eq!(ask(&mut connect(rig.node(), NODE.into(), 30080).unwrap()), 4);
-    assert_eq!(there.recv_timeout(PATIENCE).unwrap(), IpAddr::from(NODE));
+    assert_eq!(there.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(NODE));
     assert_eq!(
         ask(&mut connect(&pod(&rig, "p1"), NODE.into(), 30080).unwrap()),
         2
@@ -293,7 +293,10 @@ fn pods_of_private_networks_answer_who_comes_to_their_ports() {
         ] {
             rig.operator.push_and_wait(networks(private), vec![]);
             assert_eq!(ask(&mut connect(rig.far(), NODE.into(), 30080).unwrap()), own);
-            assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(client));
+            assert_eq!(
+                clients.recv_timeout(ANSWER_TIMEOUT).unwrap(),
+                IpAddr::from(client)
+            );
         }
         rig.operator.push_and_wait(vec![], vec![exposed_key(vni)]);
     }
@@ -313,19 +316,22 @@ fn tenant_port_reaches_own_pod_never_its_address_successor() {
     assert_eq!(ask(&mut beside), 3);
     let hosts = IpAddr::from(HOST_SOURCE);
     assert_eq!(
-        clients.recv_timeout(PATIENCE).unwrap(),
+        clients.recv_timeout(ANSWER_TIMEOUT).unwrap(),
         hosts,
         "a tenant's pod may not answer to nodes"
     );
     assert_eq!(ask(&mut connect(rig.node(), NODE.into(), 30080).unwrap()), 3);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), hosts);
+    assert_eq!(clients.recv_timeout(ANSWER_TIMEOUT).unwrap(), hosts);
     rig.on_far(&format!(
         "ip route replace {}/32 dev far src {STRANGER}",
         Ipv4Addr::from(NODE)
     ));
     let mut stranger = connect(rig.far(), NODE.into(), 30080).unwrap();
     assert_eq!(ask(&mut stranger), 3);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(STRANGER));
+    assert_eq!(
+        clients.recv_timeout(ANSWER_TIMEOUT).unwrap(),
+        IpAddr::from(STRANGER)
+    );
 
     // Whatever a row says, no pod of another VPC is a backend.
     rig.operator.push_and_wait(vec![exposed(8, &[FIRST])], vec![]);
@@ -379,10 +385,10 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
     rig.operator.push_and_wait(vec![droplet], vec![]);
     for (address, port) in [(node, 30080), (OUTSIDE, 80)] {
         assert_eq!(ask(&mut connect(rig.far(), address, port).unwrap()), 9);
-        assert_eq!(others.recv_timeout(PATIENCE).unwrap(), IpAddr::from(node));
+        assert_eq!(others.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(node));
     }
     assert_eq!(ask(&mut connect(rig.node(), node, 30080).unwrap()), 9);
-    assert_eq!(others.recv_timeout(PATIENCE).unwrap(), IpAddr::from(node));
+    assert_eq!(others.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(node));
     // There are no pods, and no droplets.
     for name in ["p1", "p3"] {
         assert!(connect(&pod(&rig, name), node, 30080).is_err());
@@ -403,7 +409,10 @@ fn tenant_port_is_relayed_once_to_droplets_with_backends() {
         .map(|_| ask(&mut connect(rig.far(), node, 30080).unwrap()))
         .collect();
     assert_eq!(answers, [3, 9].into());
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(STRANGER));
+    assert_eq!(
+        clients.recv_timeout(ANSWER_TIMEOUT).unwrap(),
+        IpAddr::from(STRANGER)
+    );
     from(FAR);
     for _ in 0..20 {
         assert_eq!(ask(&mut connect(rig.far(), node, 30080).unwrap()), 3);
@@ -451,19 +460,22 @@ fn a_port_of_the_node_that_another_plugin_made_leads_to_its_pod() {
     rig.on_node("nft insert rule ip ports in ip saddr 10.0.0.0/16 meta mark set meta mark or 0x2000");
     let node = Ipv4Addr::from(NODE);
     assert_eq!(ask(&mut connect(rig.far(), node, 8081).unwrap()), 1);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(FAR));
+    assert_eq!(clients.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(FAR));
     assert_eq!(ask(&mut connect(rig.node(), node, 8081).unwrap()), 1);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(HOST_SOURCE));
+    assert_eq!(
+        clients.recv_timeout(ANSWER_TIMEOUT).unwrap(),
+        IpAddr::from(HOST_SOURCE)
+    );
     assert_eq!(
         ask(&mut connect(&pod(&rig, "p2"), node, 8081).unwrap()),
         1,
         "a member's"
     );
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(OWN));
+    assert_eq!(clients.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(OWN));
     for namespace in [rig.far(), rig.node()] {
         assert_eq!(ask(&mut connect(namespace, node, 8083).unwrap()), 3);
         assert_eq!(
-            of_tenant.recv_timeout(PATIENCE).unwrap(),
+            of_tenant.recv_timeout(ANSWER_TIMEOUT).unwrap(),
             IpAddr::from(HOST_SOURCE)
         );
     }

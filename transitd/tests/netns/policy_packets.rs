@@ -10,7 +10,7 @@ use thuban_proto::transit::{
 
 use crate::policies::{FAR, STRANGER, exposed, pod, rig_with};
 use crate::rig::{self, NODE, Rig, in_namespace, local};
-use crate::tcp::{PATIENCE, ask, connect, connect_with_option, serve};
+use crate::tcp::{ANSWER_TIMEOUT, ask, connect, connect_with_option, serve};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
@@ -135,7 +135,7 @@ fn an_egress_set_is_held_outside_and_answers_leave() {
     // A client outside is answered, although the pod may not ask it.
     let mut client = connect(rig.far(), NODE.into(), 30080).unwrap();
     assert_eq!(ask(&mut client), 1);
-    assert_eq!(clients.recv_timeout(PATIENCE).unwrap(), IpAddr::from(FAR));
+    assert_eq!(clients.recv_timeout(ANSWER_TIMEOUT).unwrap(), IpAddr::from(FAR));
     // With an ingress set, too, if that accepts the client.
     for (block, is_accepted) in [("192.0.2.0/24", true), ("198.51.100.0/24", false)] {
         let ingress = SET + 1 + u32::from(is_accepted);
@@ -220,7 +220,7 @@ fn a_rule_that_denies_a_node_holds_for_the_pods_own() {
 fn answers_by_udp(rig: &Rig, name: &str, address: Ipv4Addr) -> bool {
     let bound = |namespace: &str, address: Ipv4Addr| {
         let socket = in_namespace(namespace, move || UdpSocket::bind((address, 0)).unwrap());
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
         socket
     };
     let server = bound(&pod(rig, name), address);

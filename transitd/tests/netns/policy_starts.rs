@@ -19,7 +19,7 @@ const NEIGHBOUR: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const OWN: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 20);
 /// How many datagrams are sent in each direction after ADD has returned.
 const ENOUGH: usize = 100;
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const INGRESS: u32 = 5;
 const EGRESS: u32 = 6;
 
@@ -78,7 +78,7 @@ fn start(rig: &mut Rig, name: &str, sets: [u32; 2], is_early: bool) -> [u64; 2] 
         shared.add(name, name, &netns).unwrap();
         let sent = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         let at_first = sent();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         while sent()
             .iter()
             .zip(at_first)

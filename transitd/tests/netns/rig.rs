@@ -23,7 +23,7 @@ use crate::operator::Operator;
 pub use crate::rows::{base_rows, deny_all, dual, dual_rows, judged, local, mapped};
 
 /// How long an answer may take on a busy machine.
-const PATIENCE: Duration = Duration::from_millis(1500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 static NEXT: AtomicU32 = AtomicU32::new(0);
 /// The node's address on its uplink.
 pub const NODE: [u8; 4] = [192, 0, 2, 1];
@@ -284,7 +284,7 @@ impl Rig {
     /// Does the same as [`Self::ping`], from another source address of the pod.
     pub fn ping_from(&self, pod: &str, source: &str, address: &str) -> bool {
         let namespace = format!("{}-{pod}", self.name);
-        ping(&namespace, Some(source), address, 2, PATIENCE) > 0
+        ping(&namespace, Some(source), address, 2, ANSWER_TIMEOUT) > 0
     }
 
     pub fn ping_from_node(&self, address: &str) -> bool {
@@ -305,19 +305,20 @@ impl Rig {
         listener.set_nonblocking(true).unwrap();
         let connecting = std::thread::spawn(move || {
             in_namespace(&client, move || -> std::io::Result<u8> {
-                let mut stream = std::net::TcpStream::connect_timeout(&(address, port).into(), PATIENCE)?;
-                stream.set_read_timeout(Some(PATIENCE))?;
+                let mut stream =
+                    std::net::TcpStream::connect_timeout(&(address, port).into(), ANSWER_TIMEOUT)?;
+                stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
                 stream.write_all(&[7])?;
                 let mut answer = [0];
                 stream.read_exact(&mut answer)?;
                 Ok(answer[0])
             })
         });
-        let deadline = Instant::now() + PATIENCE * 2;
+        let deadline = Instant::now() + ANSWER_TIMEOUT * 2;
         while Instant::now() < deadline && !connecting.is_finished() {
             if let Ok((mut stream, _)) = listener.accept() {
                 stream.set_nonblocking(false).unwrap();
-                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
                 let mut word = [0];
                 if stream.read_exact(&mut word).is_ok() {
                     let _ = stream.write_all(&[word[0] + 1]);
@@ -448,7 +449,7 @@ pub fn in_namespace<T: Send + 'static>(name: &str, work: impl FnOnce() -> T + Se
 
 /// Whether two echo requests in a row are answered.
 fn pings(namespace: &str, source: Option<&str>, address: &str) -> bool {
-    (0..2).all(|_| ping(namespace, source, address, 1, PATIENCE) == 1)
+    (0..2).all(|_| ping(namespace, source, address, 1, ANSWER_TIMEOUT) == 1)
 }
 
 /// Sends ICMP echo requests from a namespace. Returns how many were answered, each within `patience`.

@@ -10,7 +10,7 @@ use socket2::{Domain, Socket, Type};
 
 use crate::rig::in_namespace;
 
-pub const PATIENCE: Duration = Duration::from_millis(1500);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Runs a server that answers each byte with its own, and reports the clients that connect.
 pub fn serve(namespace: &str, address: Ipv4Addr, port: u16, own: u8) -> Receiver<IpAddr> {
@@ -37,9 +37,11 @@ pub fn connect(namespace: &str, to: Ipv4Addr, port: u16) -> Result<TcpStream, Er
 }
 
 pub fn connect_to(namespace: &str, address: SocketAddr) -> Result<TcpStream, ErrorKind> {
-    let stream = in_namespace(namespace, move || TcpStream::connect_timeout(&address, PATIENCE));
+    let stream = in_namespace(namespace, move || {
+        TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)
+    });
     let stream = stream.map_err(|error| error.kind())?;
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     Ok(stream)
 }
 
@@ -60,11 +62,11 @@ pub fn connect_with_option(namespace: &str, to: Ipv4Addr, port: u16) -> Result<T
             )
         };
         assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
-        socket.connect_timeout(&SocketAddr::from((to, port)).into(), PATIENCE)?;
+        socket.connect_timeout(&SocketAddr::from((to, port)).into(), ANSWER_TIMEOUT)?;
         Ok(TcpStream::from(socket))
     });
     let stream = connected.map_err(|error: std::io::Error| error.kind())?;
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     Ok(stream)
 }
 

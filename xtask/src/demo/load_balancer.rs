@@ -21,7 +21,7 @@ const SERVICE: [&str; 4] = ["service", "-n", "red", "web"];
 const VIP: [&str; 4] = ["vip", "-n", "red", "web"];
 const PORT: u16 = 80;
 /// How long the client waits for an answer.
-const PATIENCE: Duration = Duration::from_millis(500);
+const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 const PAUSE: Duration = Duration::from_millis(10);
 /// How long the client asks before, while and after a node is silent.
 const PHASE: Duration = Duration::from_secs(6);
@@ -56,8 +56,8 @@ pub fn run() -> Result<()> {
     let server = SocketAddr::new(address, PORT);
     let mut held = router.at_client(|| open(server))?;
     let seen = router.at_client(|| {
-        let mut stream = TcpStream::connect_timeout(&server, PATIENCE)?;
-        pods::ask_by(&mut stream, "/clientip", PATIENCE)
+        let mut stream = TcpStream::connect_timeout(&server, ANSWER_TIMEOUT)?;
+        pods::ask_by(&mut stream, "/clientip", ANSWER_TIMEOUT)
     })?;
     println!("The client is {CLIENT}. A backend sees {seen}.");
     let result = ask_while_a_node_is_silent(&cluster, &router, server)
@@ -79,7 +79,7 @@ The cluster stays up, the router goes. Look around:
 }
 
 fn open(server: SocketAddr) -> Result<Vec<TcpStream>> {
-    let connections = (0..HELD).map(|_| TcpStream::connect_timeout(&server, PATIENCE));
+    let connections = (0..HELD).map(|_| TcpStream::connect_timeout(&server, ANSWER_TIMEOUT));
     Ok(connections.collect::<Result<_, _>>()?)
 }
 
@@ -135,7 +135,7 @@ fn ask_while_a_node_is_silent(cluster: &Cluster, router: &Router, server: Socket
                 let mut asked: Vec<Asked> = Vec::new();
                 while !is_over.load(Ordering::Relaxed) {
                     let begun = Instant::now();
-                    asked.push((begun, pods::ask(server, PATIENCE).ok()));
+                    asked.push((begun, pods::ask(server, ANSWER_TIMEOUT).ok()));
                     thread::sleep(PAUSE);
                 }
                 Ok(asked)

@@ -8,7 +8,7 @@ use super::pods::Pod;
 
 /// The same patience for those that must answer and those that must not. Longer than it takes until a lost first packet
 /// is repeated.
-const PATIENCE: Duration = Duration::from_secs(4);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// The answers that one pod got at the address of another.
 struct Finding<'a> {
@@ -123,8 +123,8 @@ fn ask_from<'a>(client: &'a Pod, pods: &'a [Pod]) -> Vec<Finding<'a>> {
             .filter(|server| server.name != client.name)
             .map(|server| {
                 scope.spawn(move || {
-                    let tcp = client.ask_tcp(server.address, PATIENCE).ok();
-                    let udp = client.ask_udp(server.address, PATIENCE).ok();
+                    let tcp = client.ask_tcp(server.address, ANSWER_TIMEOUT).ok();
+                    let udp = client.ask_udp(server.address, ANSWER_TIMEOUT).ok();
                     Finding {
                         client,
                         server,

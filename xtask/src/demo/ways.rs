@@ -8,7 +8,7 @@ use thuban_cluster::Cluster;
 use super::pods::{self, Pod, Wanted};
 use crate::install::{get, wait};
 
-const PATIENCE: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 /// Counters that say which way a packet took.
 const WAYS: [&str; 6] = [
     "sent_to_divider",
@@ -115,7 +115,7 @@ fn counted(cluster: &Cluster, pair: &[Pod], packets: usize) -> Result<Counts> {
     let before = read(cluster)?;
     let mut answered = 0;
     for _ in 0..packets {
-        let answer = pair[0].ask_udp(pair[1].address, PATIENCE);
+        let answer = pair[0].ask_udp(pair[1].address, ANSWER_TIMEOUT);
         answered += usize::from(answer.is_ok_and(|name| name == pair[1].name));
         sleep(Duration::from_millis(30));
     }

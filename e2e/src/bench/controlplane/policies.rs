@@ -29,7 +29,7 @@ const RATE: usize = 25;
 const SECONDS: usize = 15;
 /// The endpoints that this churn makes.
 pub const CHURNED: usize = RATE * SECONDS;
-const PATIENCE: Duration = Duration::from_mins(2);
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Returns a policy for all pods of its namespace, in both directions.
 fn policy() -> Result<NetworkPolicy> {
@@ -110,7 +110,7 @@ impl Bench {
         let start = Instant::now();
         while !droplets.iter().all(|droplet| is_judged(droplet, &spaces, true)) {
             super::go_on()?;
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > READY_TIMEOUT {
                 self.report
                     .problem(format!("the policy of network {network} is nowhere in force"));
                 return Ok(None);
@@ -123,12 +123,17 @@ impl Bench {
     /// Waits until all droplets judge the pods of these namespaces, or none of them.
     async fn until_judged(&mut self, spaces: &HashSet<String>, is: bool) {
         let droplets = &self.fleet.droplets;
-        let waited = until("droplets as the policies say", droplets.len(), PATIENCE, || {
-            Ok(droplets
-                .iter()
-                .filter(|droplet| is_judged(droplet, spaces, is))
-                .count())
-        });
+        let waited = until(
+            "droplets as the policies say",
+            droplets.len(),
+            READY_TIMEOUT,
+            || {
+                Ok(droplets
+                    .iter()
+                    .filter(|droplet| is_judged(droplet, spaces, is))
+                    .count())
+            },
+        );
         if let Err(error) = waited.await {
             self.report.problem(format!("{error:#}"));
         }

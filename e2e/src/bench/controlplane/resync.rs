@@ -11,7 +11,7 @@ use thuban_api::{OPERATOR_LEASE, SYSTEM_NAMESPACE};
 use super::{Bench, process::Operator, progress::until, tally::Count};
 use crate::bench::float;
 
-const PATIENCE: Duration = Duration::from_mins(3);
+const READY_TIMEOUT: Duration = Duration::from_mins(3);
 
 impl Bench {
     pub(super) async fn resync(&mut self) -> Result<()> {
@@ -48,9 +48,12 @@ impl Bench {
             let synced = droplets.iter().filter_map(|droplet| droplet.synced());
             synced.filter(|synced| synced.epoch > before)
         };
-        until("droplets with a new snapshot", droplets.len(), PATIENCE, || {
-            Ok(again().count())
-        })
+        until(
+            "droplets with a new snapshot",
+            droplets.len(),
+            READY_TIMEOUT,
+            || Ok(again().count()),
+        )
         .await?;
         let last = again().map(|synced| synced.at).max().unwrap_or(leads);
         let counts = self.book.tally.since(&rows);

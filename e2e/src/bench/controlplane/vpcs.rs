@@ -18,7 +18,7 @@ use super::{Bench, metrics, progress::until, tenants::vpc, watches::PROBES};
 use crate::bench::{float, stats::median};
 
 const MANY: usize = 50;
-const PATIENCE: Duration = Duration::from_mins(1);
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
 
 impl Bench {
     pub(super) async fn vpc_rounds(&mut self) -> Result<()> {
@@ -102,7 +102,7 @@ impl Bench {
             .try_for_each(|()| std::future::ready(Ok(())))
             .await?;
         let seen = Arc::clone(&self.watches.vpcs);
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + READY_TIMEOUT;
         let last = loop {
             if let Some(last) = seen.all(&names) {
                 break last;
@@ -111,7 +111,7 @@ impl Bench {
             if Instant::now() > end {
                 self.report.problem(format!(
                     "{number} VPCs are not Provisioned after {} s",
-                    PATIENCE.as_secs()
+                    READY_TIMEOUT.as_secs()
                 ));
                 break Instant::now();
             }
@@ -128,7 +128,9 @@ impl Bench {
                 .with_context(|| format!("deleting VPC {name}"))?;
         }
         let seen = Arc::clone(&self.watches.vpcs);
-        let gone = until("VPCs gone", number, PATIENCE, || Ok(number - seen.there(&names)));
+        let gone = until("VPCs gone", number, READY_TIMEOUT, || {
+            Ok(number - seen.there(&names))
+        });
         if let Err(error) = gone.await {
             super::go_on()?;
             self.report.problem(format!("{error:#}"));

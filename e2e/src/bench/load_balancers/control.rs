@@ -41,7 +41,7 @@ const PARALLEL: usize = 16;
 /// How long a client waits for an answer, and until it asks again.
 const WITHIN: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_millis(40);
-const PATIENCE: Duration = Duration::from_mins(1);
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
 /// The Service whose backends change.
 const MOVING: &str = "moving";
 const PAUSE_OF_CHANGES: Duration = Duration::from_millis(300);
@@ -100,7 +100,7 @@ fn first_answer(
     count: usize,
     answered: &AtomicUsize,
 ) -> Option<Duration> {
-    while answered.load(Ordering::Relaxed) < count && start.elapsed() < PATIENCE {
+    while answered.load(Ordering::Relaxed) < count && start.elapsed() < READY_TIMEOUT {
         if ask(server, WITHIN).is_ok() {
             answered.fetch_add(1, Ordering::Relaxed);
             return Some(start.elapsed());

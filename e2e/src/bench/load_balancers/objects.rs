@@ -19,7 +19,7 @@ pub const BURST_POOL: &str = "burst";
 pub const MANY_POOL: &str = "many";
 /// The addresses of [`BURST_POOL`].
 pub const BURST: (Ipv4Addr, u32) = (Ipv4Addr::new(198, 18, 0, 0), 128);
-pub const PATIENCE: Duration = Duration::from_mins(2);
+pub const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// A Service of type `LoadBalancer`.
 #[derive(Clone, Debug)]
@@ -87,7 +87,7 @@ pub fn make_tenant(cluster: &Cluster) -> Result<()> {
     let annotation = format!("thuban.dev/network={NETWORK}");
     cluster.kubectl(&["annotate", "namespace", SPACE, &annotation, "--overwrite"])?;
     let network = format!("networks.thuban.dev/{NETWORK}");
-    let timeout = format!("--timeout={}s", PATIENCE.as_secs());
+    let timeout = format!("--timeout={}s", READY_TIMEOUT.as_secs());
     cluster.kubectl(&[
         "wait",
         "--for=jsonpath={.status.phase}=Provisioned",
@@ -133,7 +133,7 @@ pub fn get(cluster: &Cluster, name: &str) -> Result<Value> {
 /// Waits for a Service's address.
 pub fn address(cluster: &Cluster, name: &str) -> Result<Ipv4Addr> {
     let mut address = None;
-    cluster.wait_for(&format!("an address of {name}"), PATIENCE, || {
+    cluster.wait_for(&format!("an address of {name}"), READY_TIMEOUT, || {
         let service = get(cluster, name)?;
         let ip = service["status"]["loadBalancer"]["ingress"][0]["ip"].as_str();
         address = ip.and_then(|ip| ip.parse().ok());

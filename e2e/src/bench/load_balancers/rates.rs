@@ -39,7 +39,7 @@ const WORKERS: usize = 8;
 const WARM_UP: usize = 50;
 /// The pause after each measure, for other work of the machine.
 const REST: Duration = Duration::from_millis(300);
-const PATIENCE: Duration = Duration::from_mins(2);
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 /// The addresses of the other cluster's load balancers.
 const BY_HAND: [Ipv4Addr; 2] = [Ipv4Addr::new(203, 0, 113, 1), Ipv4Addr::new(203, 0, 113, 2)];
 
@@ -239,7 +239,7 @@ fn answering(case: &Case) -> Result<()> {
     let start = Instant::now();
     for target in &case.targets {
         while let Err(error) = case.site.client.run(|| ask(target, Duration::from_millis(500))) {
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > READY_TIMEOUT {
                 return Err(error).with_context(|| format!("{} does not answer", target.address));
             }
             go_on()?;

@@ -8,7 +8,7 @@ use thuban_cluster::{
     router::{CLIENT, Router},
 };
 
-use super::objects::{self, PATIENCE, POOL, SPACE, Wanted};
+use super::objects::{self, POOL, READY_TIMEOUT, SPACE, Wanted};
 use crate::bench::{
     pods::{self, Pod},
     services::traffic::{self, ANSWERS, Taken},
@@ -97,7 +97,7 @@ impl Site {
     /// Waits until the router's routes to an address lead to all nodes.
     pub fn await_routes(&self, address: Ipv4Addr) -> Result<()> {
         self.cluster
-            .wait_for(&format!("all routes to {address}"), PATIENCE, || {
+            .wait_for(&format!("all routes to {address}"), READY_TIMEOUT, || {
                 Ok(self.router.next_hops(address.into())?.len() == NODES.len())
             })
     }

@@ -23,7 +23,7 @@ use report::Report;
 use scenes::SCENES;
 
 /// How long a person waits for an answer.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+pub const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The amounts that are measured.
 #[derive(Clone, Debug)]

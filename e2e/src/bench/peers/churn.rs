@@ -25,7 +25,7 @@ const SPACE: &str = "peers";
 /// The node on which pods come and go: the server's.
 const NODE: &str = NODES[1];
 const TIMEOUT: &str = "--timeout=300s";
-const PATIENCE: Duration = Duration::from_mins(5);
+const READY_TIMEOUT: Duration = Duration::from_mins(5);
 /// The pause between looks at memory and at the runtime's counts.
 const LOOK: Duration = Duration::from_millis(100);
 /// Where containerd tells its metrics (`e2e/cluster/src/node.rs`).
@@ -115,7 +115,10 @@ fn burst(cluster: &Cluster, pods: u32, before: Operations) -> Result<(Duration, 
     let wanted = before.tear_down.count + f64::from(pods);
     while Operations::of(cluster)?.tear_down.count < wanted {
         go_on()?;
-        ensure!(begin.elapsed() < PATIENCE, "not all networks of pods are removed");
+        ensure!(
+            begin.elapsed() < READY_TIMEOUT,
+            "not all networks of pods are removed"
+        );
         thread::sleep(LOOK);
     }
     Ok((come, begin.elapsed()))

@@ -32,7 +32,7 @@ const CONFLIST: &str = "/etc/cni/net.d/05-cilium.conflist";
 const CRDS: [&str; 2] = ["v2", "v2alpha1"];
 /// The agent's folders. `/run` is the node's own.
 const STATE: &str = "/run/cilium";
-const PATIENCE: Duration = Duration::from_mins(5);
+const READY_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// What Cilium's tuning guide recommends, as far as the kernel has it, and nothing that a network does not need: no
 /// policies of layer 7, no flow logs, no health checks.
@@ -115,7 +115,7 @@ impl Peer for Cilium {
                 &arguments,
             )?;
         }
-        cluster.wait_nodes_ready(PATIENCE)?;
+        cluster.wait_nodes_ready(READY_TIMEOUT)?;
         Ok(vec![
             version(&agent)?,
             version(&programs.join("clang"))?,

@@ -22,7 +22,7 @@ pub struct Flannel;
 /// The range of all pods.
 const POD_RANGE: &str = "10.201.0.0/16";
 const CONFLIST: &str = "/etc/cni/net.d/10-flannel.conflist";
-const PATIENCE: Duration = Duration::from_mins(2);
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 impl Peer for Flannel {
     fn name(&self) -> &'static str {
@@ -71,7 +71,7 @@ impl Peer for Flannel {
             let arguments = kube_proxy::arguments(instance, node, Mode::Nftables, POD_RANGE);
             start(cluster, node, "kube-proxy", kube_proxy, &arguments)?;
         }
-        cluster.wait_nodes_ready(PATIENCE)?;
+        cluster.wait_nodes_ready(READY_TIMEOUT)?;
         Ok(vec![
             format!("flannel {}, {settings}, --ip-masq", version(flanneld)?),
             format!("kube-proxy: {}, mode nftables", version(kube_proxy)?),

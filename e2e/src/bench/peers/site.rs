@@ -14,7 +14,7 @@ use crate::bench::{
 
 const SPACE: &str = "peers";
 const SERVICE: &str = "server";
-const PATIENCE: Duration = Duration::from_mins(2);
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 pub struct Site {
     pub peer: Box<dyn Peer>,
@@ -36,7 +36,7 @@ impl Site {
         // An earlier run may have left it paused.
         cluster.resume()?;
         let mut setting = peer.install(&cluster, parts)?;
-        cluster.wait_nodes_ready(PATIENCE)?;
+        cluster.wait_nodes_ready(READY_TIMEOUT)?;
         let [here, there] = NODES;
         let wanted = [("direct", here), ("by-service", here), ("server", there)];
         let wanted = wanted.map(|(name, node)| (name.to_owned(), node));

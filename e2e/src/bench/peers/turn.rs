@@ -22,7 +22,7 @@ const SETTLE: Duration = Duration::from_secs(5);
 const REST: Duration = Duration::from_millis(300);
 /// The least number of packets in a tunnel that proves that a turn's traffic went there.
 const PROOF: u64 = 10_000;
-const PATIENCE: Duration = Duration::from_mins(2);
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// Metrics of traffic from pod to pod, each with that of the same traffic by a Service.
 pub const BY_SERVICE: [(&str, &str); 9] = [
@@ -48,7 +48,7 @@ impl<'a> Turn<'a> {
     fn begin(cluster: &'a Cluster) -> Result<Self> {
         let mut turn = Self { cluster, stay: None };
         cluster.resume()?;
-        cluster.wait_nodes_ready(PATIENCE)?;
+        cluster.wait_nodes_ready(READY_TIMEOUT)?;
         turn.stay = Some(cluster.stay_among_pods(NODES[0])?);
         Ok(turn)
     }
@@ -104,7 +104,7 @@ fn answering(ends: Ends) -> Result<()> {
         go_on()?;
         match Measure::RoundTrips.run(ends, Duration::from_millis(200)) {
             Ok(_) => return Ok(()),
-            Err(error) if start.elapsed() > PATIENCE => {
+            Err(error) if start.elapsed() > READY_TIMEOUT => {
                 return Err(error).with_context(|| format!("{} does not answer", ends.address));
             }
             Err(_) => thread::sleep(Duration::from_millis(200)),

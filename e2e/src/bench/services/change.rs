@@ -29,7 +29,7 @@ const ROW: usize = 10;
 const WITHIN: Duration = Duration::from_millis(500);
 /// The time after which a turn makes no more changes.
 const BUDGET: Duration = Duration::from_secs(45);
-const PATIENCE: Duration = Duration::from_mins(1);
+const READY_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Numbers of the backends far from the client; the near ones have the numbers from 0.
 pub const FAR: Range<u8> = 100..100 + BACKENDS as u8;
@@ -116,8 +116,8 @@ fn probe(
         if let Some(since) = since.filter(|_| row == ROW) {
             return Ok((since, failed));
         }
-        if start.elapsed() > PATIENCE {
-            bail!("a change has no effect after {} s", PATIENCE.as_secs());
+        if start.elapsed() > READY_TIMEOUT {
+            bail!("a change has no effect after {} s", READY_TIMEOUT.as_secs());
         }
         // An old backend has answered the first connection.
         let _ = tell.send(());

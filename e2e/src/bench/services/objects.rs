@@ -33,7 +33,7 @@ pub const MOVING: &str = "moving";
 /// Parallel requests.
 const PARALLEL: usize = 16;
 const SAY: Duration = Duration::from_secs(5);
-const PATIENCE: Duration = Duration::from_mins(20);
+const READY_TIMEOUT: Duration = Duration::from_mins(20);
 /// How long to wait for the next Endpoint. One that takes longer does not come: the droplets have no room for it.
 const STALLED: Duration = Duration::from_secs(30);
 
@@ -240,7 +240,7 @@ pub async fn provisioned(client: &Client, size: usize) -> Result<usize> {
             println!("  Endpoints Provisioned: {ready} of {size} ({seconds:.1} s more)");
             return Ok(ready);
         }
-        if start.elapsed() > PATIENCE {
+        if start.elapsed() > READY_TIMEOUT {
             bail!("{ready} of {size} Endpoints are Provisioned after {seconds:.0} s");
         }
         if said.elapsed() > SAY {

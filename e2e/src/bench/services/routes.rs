@@ -10,7 +10,7 @@ use thuban_cluster::{Cluster, NODES};
 /// The range of all pods.
 pub const POD_RANGE: &str = "10.201.0.0/16";
 const CONFLIST: &str = "/etc/cni/net.d/10-ptp.conflist";
-const PATIENCE: Duration = Duration::from_mins(2);
+const READY_TIMEOUT: Duration = Duration::from_mins(2);
 
 fn range(index: usize) -> String {
     format!("{}/24", Ipv4Addr::new(10, 201, index as u8, 0))
@@ -43,5 +43,5 @@ pub fn lay(name: &str, plugins: &Path) -> Result<()> {
         let write = format!("printf %s '{conflist}' > {CONFLIST}.tmp && mv {CONFLIST}.tmp {CONFLIST}");
         cluster.exec_on_node(node, &["sh", "-c", &write])?;
     }
-    cluster.wait_nodes_ready(PATIENCE)
+    cluster.wait_nodes_ready(READY_TIMEOUT)
 }

@@ -51,7 +51,7 @@ const WORKERS: usize = 8;
 const STREAMS: usize = 4;
 /// Requests to each Service and backend before anything is measured, so that rows that are made at the first use exist.
 const WARM_UP: usize = 50;
-const PATIENCE: Duration = Duration::from_mins(5);
+const READY_TIMEOUT: Duration = Duration::from_mins(5);
 /// The pause after each measure, for other work that waits on this machine, such as the control plane.
 const REST: Duration = Duration::from_millis(300);
 const REST_BEFORE_CHANGES: Duration = Duration::from_secs(2);
@@ -125,7 +125,7 @@ fn answering(site: &Site, other: Option<&Target>, mut is_running: impl FnMut() -
             if !is_running() {
                 bail!("kube-proxy has ended: see logs/kube-proxy-*.log in the cluster's folder");
             }
-            if start.elapsed() > PATIENCE {
+            if start.elapsed() > READY_TIMEOUT {
                 return Err(answer.err().context("no error")?)
                     .with_context(|| format!("Service {} does not answer", target.address));
             }

@@ -17,7 +17,7 @@ use crate::support::{
 use crate::tenants::tenants;
 
 const NAME: &str = "leaver";
-const PATIENCE: Duration = Duration::from_mins(1);
+const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Returns the reason why it waits, and its message.
 fn deleting(object: &Value) -> Option<(String, String)> {
@@ -29,7 +29,7 @@ fn deleting(object: &Value) -> Option<(String, String)> {
 /// Waits until the object gives this reason and message.
 fn wait_says(cluster: &Cluster, object: &[&str], reason: &str, what: &str) {
     let mut said = None;
-    let waited = cluster.wait_for(&format!("{object:?}: {reason}"), PATIENCE, || {
+    let waited = cluster.wait_for(&format!("{object:?}: {reason}"), WAIT_TIMEOUT, || {
         said = deleting(&get(cluster, object)?);
         Ok(said
             .as_ref()
@@ -103,7 +103,9 @@ fn what_is_deleted_says_what_it_waits_for_and_goes_in_order() {
     let claim = format!("{NAME}.{}", pod.address);
     for object in [&endpoint[..], &network, &vpc] {
         cluster
-            .wait_for(&format!("{object:?} gone"), PATIENCE, || is_gone(cluster, object))
+            .wait_for(&format!("{object:?} gone"), WAIT_TIMEOUT, || {
+                is_gone(cluster, object)
+            })
             .unwrap();
         if object == endpoint {
             let claim = get(cluster, &["ipclaims.thuban.dev", &claim]).unwrap();
@@ -121,7 +123,7 @@ fn what_is_deleted_says_what_it_waits_for_and_goes_in_order() {
 
     let steps = |kind: &str, wanted: &[&str]| {
         let mut told_now = BTreeSet::new();
-        let waited = cluster.wait_for(&format!("events of the {kind}"), PATIENCE, || {
+        let waited = cluster.wait_for(&format!("events of the {kind}"), WAIT_TIMEOUT, || {
             told_now = told(cluster, kind)?;
             Ok(wanted.iter().all(|step| told_now.contains(*step)))
         });

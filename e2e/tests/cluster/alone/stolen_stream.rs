@@ -6,7 +6,7 @@ use thuban_proto::OPERATOR_TOKEN_AUDIENCE;
 use thuban_proto::transit::row;
 
 use crate::actor::token_of_node;
-use crate::operator_stream::{NODE, PATIENCE, operator_lease, program, runtime};
+use crate::operator_stream::{NODE, WAIT_TIMEOUT, operator_lease, program, runtime};
 use crate::support::get;
 use crate::tenants::tenants;
 
@@ -46,7 +46,7 @@ fn stolen_token_streams_only_its_nodes_program_briefly() {
                 }
             }
         };
-        tokio::time::timeout(PATIENCE, end).await
+        tokio::time::timeout(WAIT_TIMEOUT, end).await
     });
     assert!(end.is_ok(), "transitd never came back");
     // Nothing of the thief's stays.

@@ -13,7 +13,7 @@ use crate::tenants::{SELECTOR, tenants};
 
 const SOON: Duration = Duration::from_secs(30);
 /// The patience of a resolver, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(4);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 const DNS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10)), 53);
 const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/dns/coredns.yaml");
 const NXDOMAIN: u8 = 3;
@@ -101,8 +101,8 @@ fn asks(pod: &Pod, name: &str, patience: Duration) -> Result<(u8, Vec<Ipv4Addr>)
 fn asks_by_tcp(pod: &Pod, name: &str) -> Result<(u8, Vec<Ipv4Addr>)> {
     let query = query(name);
     pod.inside(move || {
-        let mut stream = TcpStream::connect_timeout(&DNS, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&DNS, ANSWER_TIMEOUT)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         stream.write_all(&(query.len() as u16).to_be_bytes())?;
         stream.write_all(&query)?;
         let mut length = [0; 2];
@@ -153,18 +153,19 @@ fn dns_resolves_only_names_of_own_vpc_and_shared_services() {
         for pod in &pods {
             cluster
                 .wait_for(&format!("names of {own} for {}", pod.name), SOON, || {
-                    Ok(asks(pod, &name("names", own), PATIENCE).is_ok_and(|(_, found)| found == [address]))
+                    Ok(asks(pod, &name("names", own), ANSWER_TIMEOUT)
+                        .is_ok_and(|(_, found)| found == [address]))
                 })
                 .unwrap();
             assert_eq!(
-                asks(pod, &name("heads", own), PATIENCE).unwrap(),
+                asks(pod, &name("heads", own), ANSWER_TIMEOUT).unwrap(),
                 (0, all.clone()),
                 "{}",
                 pod.name
             );
             assert_eq!(asks_by_tcp(pod, &name("names", own)).unwrap(), (0, vec![address]));
             assert_eq!(
-                asks(pod, &name("kubernetes", "default"), PATIENCE).unwrap(),
+                asks(pod, &name("kubernetes", "default"), ANSWER_TIMEOUT).unwrap(),
                 (0, vec![api])
             );
             for hidden in [
@@ -173,7 +174,7 @@ fn dns_resolves_only_names_of_own_vpc_and_shared_services() {
                 name("nobody", other),
                 name("nobody", "nowhere"),
             ] {
-                let (code, found) = asks(pod, &hidden, PATIENCE).unwrap();
+                let (code, found) = asks(pod, &hidden, ANSWER_TIMEOUT).unwrap();
                 assert_eq!((code, found), (NXDOMAIN, vec![]), "{hidden} for {}", pod.name);
             }
         }
@@ -191,7 +192,7 @@ fn dns_resolves_only_names_of_own_vpc_and_shared_services() {
             &target,
         ];
         cluster.kubectl(&arguments).unwrap();
-        let (code, found) = asks(&everybody, &name("names", own), PATIENCE).unwrap();
+        let (code, found) = asks(&everybody, &name("names", own), ANSWER_TIMEOUT).unwrap();
         assert_eq!((code, found), (0, vec![address]), "the VPC of nodes finds all");
     }
     // A VPC that shares nothing has no DNS.

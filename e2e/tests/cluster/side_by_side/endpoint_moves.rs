@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::flows::while_flowing;
-use crate::requests::PATIENCE;
+use crate::requests::ANSWER_TIMEOUT;
 use crate::support::{apply, delete, get, netexec_manifest, running};
 use crate::tenant::{Tenant, manifests};
 use crate::tenants::tenants;
@@ -53,7 +53,7 @@ fn endpoint_keeps_address_and_mac_when_its_pod_moves() {
     assert_eq!(first.address.to_string(), "10.21.1.77");
     let begin = Instant::now();
     let (mut gone, mut back) = (Duration::ZERO, Duration::ZERO);
-    let tallies = while_flowing(&[(&sender, first.address)], PATIENCE, || {
+    let tallies = while_flowing(&[(&sender, first.address)], ANSWER_TIMEOUT, || {
         std::thread::sleep(Duration::from_secs(2));
         gone = begin.elapsed();
         cluster.kubectl(&["delete", "pod", "-n", "nomads", "db-1", "--wait=false"])?;

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::audit::wait_sound_of;
-use crate::requests::{Load, PATIENCE, Tally, Way, under_load};
+use crate::requests::{ANSWER_TIMEOUT, Load, Tally, Way, under_load};
 use crate::service_objects::{made, manifest, serves, wait_endpoint};
 use crate::support::{
     Pod, apply, delete, get, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest,
@@ -178,7 +178,7 @@ fn services_of_overlapping_vpcs_never_mix_as_addresses_move() {
                 address: SERVICE,
                 way: way.clone(),
                 pause: Duration::ZERO,
-                waits: PATIENCE,
+                waits: ANSWER_TIMEOUT,
             })
         })
         .collect();

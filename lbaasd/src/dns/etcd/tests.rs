@@ -24,7 +24,7 @@ fn the_range_of_leaves_has_all_leaves_and_no_name() {
 
 #[test]
 fn a_claim_of_the_longest_name_fits_into_a_transaction() {
-    let name = vec!["a"; crate::dns::zones::MOST_LABELS].join(".");
+    let name = vec!["a"; crate::dns::zones::MAX_LABELS].join(".");
     // etcd's --max-txn-ops; the write adds a comparison for each leaf.
     assert!(nobodys("/skydns", "a", &name).len() + LEAVES.len() <= 128);
 }

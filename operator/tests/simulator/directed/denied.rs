@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::sleep;
 
-use super::{PATIENCE, begin, check, delete, end_everything, has_pod, until};
+use super::{WAIT_TIMEOUT, begin, check, delete, end_everything, has_pod, until};
 use crate::cluster::{add_pod, power};
 use crate::kind::Kind;
 use crate::schedule::NAMESPACES;
@@ -44,7 +44,7 @@ fn who_is_denied_an_endpoint_is_told_and_gets_it_later() {
             })
             .await;
             // This is longer than the short retries; an address that was claimed ahead is released.
-            sleep(PATIENCE).await;
+            sleep(WAIT_TIMEOUT).await;
             until(simulation, "no address is kept for the pod", |state| {
                 endpoints(state) == 0
                     && !state

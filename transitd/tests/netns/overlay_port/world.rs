@@ -10,7 +10,7 @@ use thuban_proto::transit::{
 use thuban_testkit::packets::GENEVE;
 
 use crate::rig::{Rig, dual, dual_rows, eventually, in_namespace};
-use crate::tcp::PATIENCE;
+use crate::tcp::ANSWER_TIMEOUT;
 
 /// A port that nobody uses.
 pub(super) const OTHER: u16 = 7081;
@@ -179,7 +179,7 @@ pub(super) fn send(namespace: &str, port: u16, to: impl Into<SocketAddr>, payloa
 /// Answers each datagram with its own content, until no datagram comes any more.
 pub(super) fn echo(namespace: &str, port: u16) {
     let socket = listen(namespace, port);
-    socket.set_read_timeout(Some(PATIENCE * 4)).unwrap();
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT * 4)).unwrap();
     std::thread::spawn(move || {
         let mut buffer = [0; 2048];
         while let Ok((length, from)) = socket.recv_from(&mut buffer) {

@@ -12,7 +12,7 @@ use super::world::{
 };
 use crate::policies::{FAR, SERVICE, STRANGER, pod};
 use crate::rig::{NODE, Rig, in_namespace};
-use crate::tcp::PATIENCE;
+use crate::tcp::ANSWER_TIMEOUT;
 
 /// A datagram of so many bytes comes in several fragments.
 const FRAGMENTED: usize = 4000;
@@ -47,7 +47,7 @@ fn send(socket: &UdpSocket, to: IpAddr, port: u16) {
 fn has_come(socket: &UdpSocket) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let has_come = socket.recv_from(&mut [0; 64]).is_ok();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     has_come
 }
 
@@ -76,7 +76,7 @@ fn tenants_pods_answer_the_node_by_udp() {
         socket.connect((v4, SERVER + 1)).unwrap();
         socket
     });
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     client.send(b"?").unwrap();
     let refused = client.recv(&mut [0]).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);

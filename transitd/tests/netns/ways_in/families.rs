@@ -39,8 +39,8 @@ impl Servers {
         let mut stream = tcp::connect_to(namespace, to).unwrap_or_else(|error| panic!("{to}: {error}"));
         assert_eq!(tcp::ask(&mut stream), self.own, "{to}");
         assert_eq!(ask(namespace, to, 1), Some(self.own), "{to}");
-        let by_udp = self.udp.recv_timeout(tcp::PATIENCE).unwrap();
-        [self.tcp.recv_timeout(tcp::PATIENCE).unwrap(), by_udp.ip()]
+        let by_udp = self.udp.recv_timeout(tcp::ANSWER_TIMEOUT).unwrap();
+        [self.tcp.recv_timeout(tcp::ANSWER_TIMEOUT).unwrap(), by_udp.ip()]
     }
 }
 
@@ -128,7 +128,10 @@ fn pods_of_the_nodes_vpc_see_clients_in_both_families() {
             .unwrap();
         let client = socket_at(rig.far(), forged, 0);
         client.send_to(b"?", to).unwrap();
-        assert!(servers.udp.recv_timeout(tcp::PATIENCE / 3).is_err(), "{forged}");
+        assert!(
+            servers.udp.recv_timeout(tcp::ANSWER_TIMEOUT / 3).is_err(),
+            "{forged}"
+        );
     }
     // The agent lets these pods send anything to their node, but a link-local address is not answered by UDP.
     let [_, nodes6] = nodes();

@@ -12,7 +12,7 @@ use thuban_proto::transit::{ExposedPort, ExposedRow, LocalRow, ServiceBackend};
 
 use crate::policies::{FAR, STRANGER, vpcs_and_networks};
 use crate::rig::{NODE, Rig, dual, eventually, in_namespace};
-use crate::tcp::PATIENCE;
+use crate::tcp::ANSWER_TIMEOUT;
 
 /// The port of pods' servers.
 pub const SERVER: u16 = 8080;
@@ -155,7 +155,7 @@ pub fn socket_at(namespace: &str, address: impl Into<IpAddr>, port: u16) -> UdpS
     let address = address.into();
     let socket = in_namespace(namespace, move || {
         // An IPv6 address that was just added may not be usable at once.
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + ANSWER_TIMEOUT;
         loop {
             match UdpSocket::bind((address, port)) {
                 Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < deadline => {
@@ -165,7 +165,7 @@ pub fn socket_at(namespace: &str, address: impl Into<IpAddr>, port: u16) -> UdpS
             }
         }
     });
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     socket
 }
 
@@ -208,7 +208,7 @@ pub fn ask(namespace: &str, to: impl Into<SocketAddr>, length: usize) -> Option<
         socket.connect(to).unwrap();
         socket
     });
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     socket.send(&vec![1; length]).unwrap();
     let mut answer = vec![0; 1 << 16];
     let received = socket.recv(&mut answer).ok()?;
@@ -237,7 +237,7 @@ impl Sctp {
         });
         // send_to and recv_from are the same calls for a raw socket.
         let socket = UdpSocket::from(raw);
-        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
         Self(socket)
     }
 
