@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use tokio::task::JoinSet;
 
+use super::load::OF_ENDPOINTS;
 use super::{Bench, metrics, progress::until, track::Step};
 use crate::bench::float;
 
@@ -80,6 +81,12 @@ impl Bench {
                 report.add(&named(name), "ms", bound);
             }
         }
+        let writes = change.writes(|request| request.is(&OF_ENDPOINTS));
+        report.add(
+            &named("churn_writes_per_endpoint"),
+            "",
+            writes / float(total as u64),
+        );
         report.add(&named("churn_rate"), "1/s", float(total as u64) / elapsed);
         report.add(&named("churn_left"), "", float(left as u64));
         report.add(&named("operator_cpu_s"), "s", cpu);

@@ -35,7 +35,7 @@ const READY_TIMEOUT: Duration = Duration::from_mins(8);
 /// How long the rows of existing objects may take.
 const SETTLED: Duration = Duration::from_mins(1);
 /// The resources that the operator writes for an endpoint.
-const OF_ENDPOINTS: [&str; 4] = ["endpoints", "endpoints/status", "ipclaims", "ipclaims/status"];
+pub(super) const OF_ENDPOINTS: [&str; 4] = ["endpoints", "endpoints/status", "ipclaims", "ipclaims/status"];
 
 /// Makes and removes single pods; cheap to clone into tasks.
 #[derive(Clone)]

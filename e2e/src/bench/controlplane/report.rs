@@ -169,6 +169,16 @@ fn policy_goals(plan: &Plan) -> Vec<Goal> {
             "new rows of an endpoint beside these",
         ),
         (
+            "churn_writes_per_endpoint",
+            None,
+            "the operator's writes of an endpoint that is made and removed",
+        ),
+        (
+            "with_policies_churn_writes_per_endpoint",
+            None,
+            "the same beside these policies",
+        ),
+        (
             "with_policies_provisioned_p99_ms",
             None,
             "binding to Provisioned beside these, 99 of 100",

@@ -219,6 +219,29 @@ fn another_endpoint_of_a_known_class_costs_the_same_rows() {
     }
 }
 
+/// A pod that takes the labels of a class that its VPC has already costs its own droplet's row, however many droplets
+/// and policies there are.
+#[test]
+fn another_label_of_an_endpoint_costs_one_row() {
+    let mut world = small(100);
+    for (app, droplet, host) in [("web", 2, 10), ("db", 3, 11), ("other", 4, 12)] {
+        add(&mut world, app, droplet, host);
+    }
+    set(&mut world, "db", &of_web());
+    world.roll_out(0);
+    world.flush();
+    for app in ["web", "other"] {
+        add(&mut world, app, 4, 12);
+        let changed = world.flush();
+        let rows: usize = changed.values().map(BTreeMap::len).sum();
+        assert_eq!(
+            (rows, changed.keys().map(String::as_str).collect::<Vec<_>>()),
+            (1, vec!["d4"]),
+            "{app}"
+        );
+    }
+}
+
 #[test]
 fn policy_waits_until_all_droplets_of_the_vpc_know_it() {
     let mut world = small(5);
