@@ -156,7 +156,7 @@ impl Instance {
     }
 
     /// Returns the name of the bridge's end of a node's uplink, short enough for a link's name.
-    pub(crate) fn uplink(&self, node: &str) -> String {
+    pub fn uplink(&self, node: &str) -> String {
         format!("v{}-{}", self.name, node.trim_start_matches("node-"))
     }
 }

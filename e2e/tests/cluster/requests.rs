@@ -57,6 +57,8 @@ pub struct Failure {
     pub at: Duration,
     took: Duration,
     why: String,
+    /// Whether the request was one datagram.
+    pub is_datagram: bool,
 }
 
 /// Times in which this process did not run at all, since the load began: begin and end.
@@ -181,7 +183,13 @@ impl Load<'_> {
                         "{} by {:?}: {error:#} after {after:.3} s",
                         self.pod.name, self.way
                     );
-                    tally.failures.push(Failure { at, took, why });
+                    let is_datagram = matches!(self.way, Way::Udp | Way::UdpFrom(_));
+                    tally.failures.push(Failure {
+                        at,
+                        took,
+                        why,
+                        is_datagram,
+                    });
                 }
             }
             ensure!(
