@@ -31,6 +31,7 @@ pub mod role;
 pub mod run;
 mod runtime;
 mod service;
+mod shared_services;
 mod vni_claim;
 mod vpc;
 mod wake;

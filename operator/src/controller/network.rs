@@ -12,7 +12,7 @@ use thuban_api::{Bouncer, BouncerSpec, Endpoint, Network, NetworkStatus, Phase};
 
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, join_first, until_taken};
-use crate::controller::parent::{Readiness, Stage, Step, View, decide, readiness};
+use crate::controller::parent::{Readiness, Stage, Step, View, decide, keep_ready, readiness};
 use crate::controller::ranges;
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
@@ -108,7 +108,10 @@ async fn serve(
     let readiness = readiness(status.phase, Some(vpc.unwrap_or_default()), waiting.len());
     let not_ready = |reason, message: &str| condition("Ready", false, reason, message, generation);
     let ready = match readiness {
-        Readiness::Kept => None,
+        Readiness::Kept => {
+            keep_ready(&mut status.conditions, generation);
+            None
+        }
         Readiness::WaitsForVpc => Some(not_ready(
             "VpcNotProvisioned",
             "waits until its VPC is Provisioned: kubectl get vpcs",
@@ -133,6 +136,7 @@ async fn serve(
     }
     let is_counted = count(&mut status, capacity, &network.name_any(), context);
     write(network, networks, status).await?;
+    tell_nearly_used_up(network, capacity, context);
     if readiness == Readiness::Provisioned {
         context
             .events
@@ -143,6 +147,27 @@ async fn serve(
     } else {
         Action::requeue(COUNT_EVERY)
     })
+}
+
+/// Writes an event when 9 of 10 addresses are used, and again after it was fewer.
+fn tell_nearly_used_up(network: &Network, capacity: u64, context: &Context) {
+    let name = network.name_any();
+    let used = context.index.claimed(&name);
+    if used * 10 < capacity * 9 {
+        context.clocks.forget(Timed::AddressesNearlyUsedUp, &name);
+    } else if context
+        .clocks
+        .known_for(Timed::AddressesNearlyUsedUp, &name)
+        .is_zero()
+    {
+        let message = format!(
+            "{used} of {capacity} IPv4 addresses are used: append a range to spec.cidrs, or delete Endpoints that \
+             no pod has"
+        );
+        context
+            .events
+            .event(network, true, "AddressesNearlyUsedUp", &message);
+    }
 }
 
 /// Updates the numbers, unless they were written a moment ago.

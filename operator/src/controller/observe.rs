@@ -24,6 +24,7 @@ use crate::controller::role::placement::{ZONE, crowded_by};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::service_range;
+use crate::controller::shared_services::shared_services;
 use crate::controller::vpc::has_egress;
 use crate::controller::wake::{
     wake_endpoints, wake_hosts, wake_members, wake_roles, wake_services_of, wake_unplaced, wake_where,
@@ -190,28 +191,6 @@ fn forget_droplet(context: &Context, name: &str) {
     }
 }
 
-/// Returns the Services of other VPCs that a VPC's pods may reach, by namespace and name: those by default, and what
-/// the VPC's list adds and takes away. An empty list shares none.
-fn shared_services(by_default: &[(String, String)], listed: Option<&[String]>) -> Vec<(String, String)> {
-    let pair = |name: &str| {
-        let (namespace, name) = name.split_once('/')?;
-        Some((namespace.to_owned(), name.to_owned()))
-    };
-    let listed = match listed {
-        None => &[],
-        Some([]) => return Vec::new(),
-        Some(listed) => listed,
-    };
-    let taken = listed.iter().filter_map(|name| pair(name.strip_prefix('-')?));
-    let taken: BTreeSet<_> = taken.collect();
-    let added = listed
-        .iter()
-        .filter(|name| !name.starts_with('-'))
-        .filter_map(|name| pair(name));
-    let shared: BTreeSet<_> = by_default.iter().cloned().chain(added).collect();
-    shared.difference(&taken).cloned().collect()
-}
-
 /// Returns the limit of what a VPC's pods send out of a droplet. The API server refuses what is none.
 fn egress_per_droplet(spec: &VpcSpec) -> Option<BitRate> {
     let text = spec.bandwidth.as_ref()?.egress_per_droplet.as_ref()?;
@@ -325,6 +304,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
         Change::Gone(network) => {
             context.waits.end(&**network);
             let name = network.name_any();
+            context.clocks.forget(Timed::AddressesNearlyUsedUp, &name);
             context.last_seen.networks.forget(&name);
             context.last_seen.limits.forget(&name);
             sync_namespaces(context, std::slice::from_ref(&name));
@@ -521,44 +501,5 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
 pub fn on_vni_claim(context: &Context, change: &Change<VniClaim>) {
     if let Change::Applied(claim) = change {
         let _ = context.hub.triggers.vni_claims.send(ObjectRef::from_obj(claim));
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::shared_services;
-
-    #[test]
-    fn a_list_of_shared_services_adds_to_the_default() {
-        let by_default = [("default", "kubernetes"), ("kube-system", "kube-dns")]
-            .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()));
-        let shared = |listed: Option<&[&str]>| {
-            let listed = listed.map(|names| names.iter().map(ToString::to_string).collect::<Vec<_>>());
-            let shared = shared_services(&by_default, listed.as_deref());
-            let names = shared
-                .iter()
-                .map(|(namespace, name)| format!("{namespace}/{name}"));
-            names.collect::<Vec<_>>()
-        };
-        let [kubernetes, dns, metrics] = [
-            "default/kubernetes",
-            "kube-system/kube-dns",
-            "kube-system/metrics",
-        ];
-        assert_eq!(shared(None), [kubernetes, dns]);
-        assert_eq!(shared(Some(&[])), [""; 0]);
-        assert_eq!(shared(Some(&[metrics, dns])), [kubernetes, dns, metrics]);
-        assert_eq!(
-            shared(Some(&["-kube-system/kube-dns", metrics])),
-            [kubernetes, metrics]
-        );
-        assert_eq!(
-            shared(Some(&["-default/kubernetes", "-kube-system/kube-dns"])),
-            [""; 0]
-        );
-        assert_eq!(
-            shared(Some(&["-default/kubernetes", "default/kubernetes"])),
-            [dns]
-        );
     }
 }

@@ -1,7 +1,7 @@
 //! Decides the next step of a VPC or a network from its view: both are served by roles, and both follow one order.
 //! Nothing here reads a store or writes: the reconciler looks, and does what is decided here.
 
-use thuban_api::Phase;
+use thuban_api::{Condition, Phase};
 
 /// The view of a VPC or network that is not deleted.
 #[allow(clippy::struct_excessive_bools)] // each is a fact of its own, none follows from another
@@ -53,6 +53,16 @@ pub enum Readiness {
     WaitsForRoles,
     /// It is Provisioned from now on.
     Provisioned,
+}
+
+/// Has the condition `Ready`, which stays as it is, be about this generation.
+pub fn keep_ready(conditions: &mut [Condition], generation: Option<i64>) {
+    for condition in conditions
+        .iter_mut()
+        .filter(|condition| condition.kind == "Ready")
+    {
+        condition.observed_generation = generation;
+    }
 }
 
 /// Returns the progress. `vpc` is the phase of a network's VPC, `waiting` the number of roles that don't work.

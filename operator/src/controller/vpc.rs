@@ -14,7 +14,7 @@ use thuban_api::{
 
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, join_first, until_taken};
-use crate::controller::parent::{Readiness, Stage, Step, View, decide, readiness};
+use crate::controller::parent::{Readiness, Stage, Step, View, decide, keep_ready, readiness};
 use crate::controller::ranges;
 use crate::controller::role::kind::roles_of;
 use crate::controller::role::role_set::{self, RoleSet};
@@ -24,6 +24,7 @@ use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, update_status,
 };
 use crate::controller::service::service_range;
+use crate::controller::shared_services;
 use crate::controller::vni_claim::holding_rows;
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::propose_vni;
@@ -32,6 +33,9 @@ use crate::model::ranges::{is_accepted, parsed};
 use crate::model::scaling::{Bounds, Demand};
 use crate::model::validation::{self, RangeError};
 use thuban_api::refused_ranges::RefusedRanges;
+
+/// How often the operator looks whether the Services that a VPC shares are there.
+const LOOK_AT_SERVICES: Duration = Duration::from_secs(30);
 
 pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let vpcs: Api<Vpc> = Api::all(context.client.clone());
@@ -100,9 +104,11 @@ async fn serve(
     status.working_dividers = Some(number.saturating_sub(waiting.len() as u32));
     status.egress = Some(has_egress(vpc));
     status.networks = u32::try_from(context.index.networks_of(&vpc.name_any()).len()).ok();
+    let unshared = shared_services::judge(vpc, &mut status.conditions, context);
     let readiness = readiness(status.phase, None, waiting.len());
     match readiness {
-        Readiness::Kept | Readiness::WaitsForVpc => {}
+        Readiness::Kept => keep_ready(&mut status.conditions, generation),
+        Readiness::WaitsForVpc => {}
         Readiness::WaitsForRoles => {
             let message = format!("waits for dividers: {}", waiting.join(", "));
             let ready = condition("Ready", false, "DividersNotProvisioned", &message, generation);
@@ -120,8 +126,13 @@ async fn serve(
             .events
             .event(vpc, false, "Provisioned", "networks can be served");
     }
+    if let Some(message) = unshared {
+        context.events.event(vpc, true, shared_services::REASON, &message);
+    }
     Ok(if vpc.spec.autoscale.is_some() {
         Action::requeue(role_set::LOOK_AT_LOAD)
+    } else if vpc.spec.shared_services.iter().flatten().next().is_some() {
+        Action::requeue(LOOK_AT_SERVICES)
     } else {
         Action::await_change()
     })

@@ -26,6 +26,8 @@ pub enum Timed {
     FewerBouncers,
     /// The numbers in a network's status are out of date. By its name.
     NetworkCount,
+    /// An event said that a network's addresses are nearly used up. By its name.
+    AddressesNearlyUsedUp,
     /// A claim was released. By its UID.
     ClaimReleased,
     /// No Endpoint counts a claim. By its UID.
