@@ -25,7 +25,6 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
 /// The allocator, which gives back the memory of bursts, such as the one when all droplets dial: with glibc's allocator
 /// the memory stays with the process.
@@ -98,13 +97,7 @@ struct Settings {
 #[tokio::main]
 async fn main() -> Result<()> {
     let settings = Settings::parse();
-    let filter =
-        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_runtime=warn"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_ansi(false)
-        .init();
-    thuban_telemetry::abort_on_panic();
+    thuban_telemetry::process::begin("info,kube_runtime=warn");
     if rustls::crypto::ring::default_provider()
         .install_default()
         .is_err()

@@ -4,6 +4,8 @@
 //! Requests are untrusted: anybody who reaches the address may send one. A request is read within a limit of bytes and
 //! time, and few are served at once. Only the path counts, not even the method, and no request changes anything.
 
+mod format;
+mod own;
 mod panics;
 pub mod process;
 
@@ -16,7 +18,7 @@ use std::time::Duration;
 use http_body_util::Full;
 pub use hyper::StatusCode;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
@@ -27,6 +29,8 @@ use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use format::text_format;
+use own::with_own;
 pub use panics::abort_on_panic;
 
 /// The most connections. One more closes the oldest, so that connections without a request don't keep others out.
@@ -39,12 +43,16 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server waits until it tries the port again, and after an accept that failed.
 const PAUSE: Duration = Duration::from_secs(5);
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// Prometheus' own format, of metrics and of what is no metric.
+const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 const JSON: &str = "application/json";
 
 /// The answer to a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// 200, in Prometheus' format
+    /// 200; in OpenMetrics here, and for who does not ask for that in Prometheus' text format
+    Metrics(String),
+    /// 200
     Text(String),
     /// The status, with JSON
     Json(StatusCode, String),
@@ -108,7 +116,13 @@ async fn one_request(stream: TcpStream, pages: Arc<impl Pages>, places: Arc<Sema
         let (pages, places) = (Arc::clone(&pages), Arc::clone(&places));
         async move {
             let _place = places.acquire().await;
-            Ok::<_, Infallible>(answer(request.uri().path(), &*pages).await)
+            let accepted = request
+                .headers()
+                .get(ACCEPT)
+                .and_then(|formats| formats.to_str().ok());
+            let takes_openmetrics =
+                accepted.is_some_and(|formats| formats.contains("application/openmetrics-text"));
+            Ok::<_, Infallible>(answer(request.uri().path(), takes_openmetrics, &*pages).await)
         }
     });
     http1::Builder::new()
@@ -121,17 +135,15 @@ async fn one_request(stream: TcpStream, pages: Arc<impl Pages>, places: Arc<Sema
         .await
 }
 
-async fn answer(path: &str, pages: &impl Pages) -> Response<Full<Bytes>> {
+async fn answer(path: &str, takes_openmetrics: bool, pages: &impl Pages) -> Response<Full<Bytes>> {
     match pages.answer(path).await {
-        Answer::Text(text) => respond(StatusCode::OK, OPENMETRICS, text),
+        Answer::Metrics(text) if takes_openmetrics => respond(StatusCode::OK, OPENMETRICS, with_own(&text)),
+        Answer::Metrics(text) => respond(StatusCode::OK, TEXT, text_format(&with_own(&text))),
+        Answer::Text(text) => respond(StatusCode::OK, TEXT, text),
         Answer::Json(status, text) => respond(status, JSON, text),
-        Answer::Unknown(text) => respond(StatusCode::NOT_FOUND, OPENMETRICS, format!("{text}\n")),
-        Answer::Failed(text) => respond(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            OPENMETRICS,
-            format!("{text}\n"),
-        ),
-        Answer::Unready(text) => respond(StatusCode::SERVICE_UNAVAILABLE, OPENMETRICS, format!("{text}\n")),
+        Answer::Unknown(text) => respond(StatusCode::NOT_FOUND, TEXT, format!("{text}\n")),
+        Answer::Failed(text) => respond(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{text}\n")),
+        Answer::Unready(text) => respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{text}\n")),
     }
 }
 
@@ -156,7 +168,7 @@ mod tests {
     impl Pages for Few {
         async fn answer(&self, path: &str) -> Answer {
             match path {
-                "/metrics" => Answer::Text("a 1\n".into()),
+                "/metrics" => Answer::Metrics("# HELP a Some.\n# TYPE a counter\na_total 1\n# EOF\n".into()),
                 "/healthz" => Answer::Json(StatusCode::SERVICE_UNAVAILABLE, "{}".into()),
                 "/readyz" => Answer::Unready("not yet".into()),
                 _ => Answer::Unknown("there is /metrics"),
@@ -191,10 +203,18 @@ mod tests {
     async fn a_request_is_answered_by_its_path() {
         let answer = ask("GET /metrics?a=b HTTP/1.1\r\nHost: a\r\n\r\n").await;
         assert!(
-            answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("\r\n\r\na 1\n"),
+            answer.starts_with("HTTP/1.1 200 OK")
+                && answer.contains("\r\n\r\n# HELP a_total Some.\n# TYPE a_total counter\na_total 1\n")
+                && answer.contains("\n# TYPE process_cpu_seconds_total counter\n"),
             "{answer}"
         );
-        assert!(answer.contains("application/openmetrics-text"), "{answer}");
+        assert!(answer.contains("text/plain; version=0.0.4"), "{answer}");
+        let accept = "Accept: application/openmetrics-text;version=1.0.0,text/plain;q=0.5";
+        let answer = ask(&format!("GET /metrics HTTP/1.1\r\n{accept}\r\n\r\n")).await;
+        assert!(
+            answer.contains("application/openmetrics-text") && answer.ends_with("# EOF\n"),
+            "{answer}"
+        );
         let health = ask("GET /healthz HTTP/1.1\r\n\r\n").await;
         assert!(
             health.contains(" 503 ") && health.contains("application/json"),

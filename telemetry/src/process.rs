@@ -7,16 +7,31 @@ use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
 
 use crate::{Answer, Pages, abort_on_panic};
 
-/// Begins the log, with the levels that `RUST_LOG` or else `levels` says. From now on a panic ends the process.
+/// Begins the log on standard output, see [`begin_on`].
 pub fn begin(levels: &str) {
+    begin_on(levels, io::stdout);
+}
+
+/// Begins the log, with the levels that `RUST_LOG` or else `levels` says. With `THUBAN_LOG_FORMAT=json` each line is a
+/// JSON object. From now on a panic ends the process.
+pub fn begin_on<W>(levels: &str, writer: W)
+where
+    W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
+{
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(levels));
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_ansi(false)
-        .init();
+        .with_writer(writer)
+        .with_ansi(false);
+    if std::env::var("THUBAN_LOG_FORMAT").is_ok_and(|format| format == "json") {
+        log.json().flatten_event(true).init();
+    } else {
+        log.init();
+    }
     abort_on_panic();
 }
 
@@ -45,7 +60,7 @@ impl Pages for RegistryPages {
             "/metrics" => {
                 let mut text = String::new();
                 match encode(&mut text, self.registry) {
-                    Ok(()) => Answer::Text(text),
+                    Ok(()) => Answer::Metrics(text),
                     Err(error) => Answer::Failed(error.to_string()),
                 }
             }

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
 
 use transitd::dataplane::bpffs::PinSettings;
 use transitd::settings::RunSettings;
@@ -99,13 +98,7 @@ fn is_global(argument: &std::ffi::OsStr) -> bool {
 }
 
 fn run(settings: RunSettings) -> anyhow::Result<()> {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .init();
-    thuban_telemetry::abort_on_panic();
+    thuban_telemetry::process::begin_on("info", std::io::stderr);
     // The dependency tree has two providers, and rustls would choose none by itself. A second call changes nothing.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()

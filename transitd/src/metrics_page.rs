@@ -46,7 +46,7 @@ impl Pages for MetricsPage {
             return Answer::Unknown("there is /metrics");
         }
         match text(&self.0).await {
-            Ok(text) => Answer::Text(text),
+            Ok(text) => Answer::Metrics(text),
             Err(error) => Answer::Failed(chain(&error)),
         }
     }

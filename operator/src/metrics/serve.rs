@@ -21,7 +21,7 @@ impl Pages for OperatorPages {
     async fn answer(&self, path: &str) -> Answer {
         let good = || Answer::Text("ok\n".to_owned());
         match path {
-            "/metrics" => text().map_or_else(|error| Answer::Failed(error.to_string()), Answer::Text),
+            "/metrics" => text().map_or_else(|error| Answer::Failed(error.to_string()), Answer::Metrics),
             "/healthz" if is_alive().await => good(),
             "/healthz" => Answer::Unready("the hub does not answer".to_owned()),
             "/readyz" if IS_READY.load(Ordering::Relaxed) => good(),
@@ -47,7 +47,7 @@ mod tests {
     #[tokio::test]
     async fn metrics_and_health_are_served_and_nothing_else() {
         let pages = OperatorPages;
-        let Answer::Text(metrics) = pages.answer("/metrics").await else {
+        let Answer::Metrics(metrics) = pages.answer("/metrics").await else {
             panic!("no metrics")
         };
         assert!(metrics.contains("thuban_operator_leader"), "{metrics}");
