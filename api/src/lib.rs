@@ -24,6 +24,7 @@ pub mod ip_pool;
 pub mod network;
 pub mod phase;
 pub mod policy_state;
+mod reference;
 pub mod refused_ranges;
 pub mod routes;
 pub mod vip;
@@ -194,6 +195,8 @@ pub fn manifests() -> Result<BTreeMap<String, String>, serde_yaml_ng::Error> {
         made.insert(format!("install/{file}"), text);
         made.insert(format!("charts/thuban/templates/{file}"), template);
     }
+    let all: Vec<_> = crds().into_iter().chain(load_balancer_crds()).collect();
+    made.insert("docs/api.md".to_owned(), reference::page(&all));
     Ok(made)
 }
 
