@@ -36,9 +36,26 @@ pub fn usable_network(namespace: &str, network: &str, context: &Context) -> Resu
     let name = network;
     let network = context.network(name);
     admitted(namespace, name, network.as_deref(), context).map_err(Unusable::Refused)?;
+    if let Some(refusal) = network.as_deref().and_then(|network| leaving(network, context)) {
+        return Err(Unusable::Refused(refusal));
+    }
     network
         .filter(|network| is_provisioned(network))
         .ok_or(Unusable::NotProvisioned)
+}
+
+/// Returns the reason why a network that goes, or whose VPC goes, takes no new members.
+fn leaving(network: &Network, context: &Context) -> Option<Refusal> {
+    let name = network.name_any();
+    if network.metadata.deletion_timestamp.is_some() {
+        return Some(Refusal::NetworkDeleting { network: name });
+    }
+    let vpc = context.vpc(&network.spec.vpc)?;
+    let is_leaving = vpc.metadata.deletion_timestamp.is_some();
+    is_leaving.then(|| Refusal::VpcDeleting {
+        network: name,
+        vpc: vpc.name_any(),
+    })
 }
 
 /// Whether a network and its VPC let a namespace in.

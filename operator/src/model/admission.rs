@@ -33,6 +33,16 @@ pub enum Refusal {
         network: String,
         vpc: String,
     },
+    #[error(
+        "network {network:?} is being deleted and takes nobody; choose another network by the annotation \
+         {NETWORK_ANNOTATION}"
+    )]
+    NetworkDeleting { network: String },
+    #[error(
+        "network {network:?} takes nobody: its VPC {vpc:?} is being deleted; choose a network of another VPC by the \
+         annotation {NETWORK_ANNOTATION}"
+    )]
+    VpcDeleting { network: String, vpc: String },
 }
 
 impl Refusal {
@@ -51,6 +61,8 @@ impl Refusal {
             Self::NamespaceNotFound { .. } => "NamespaceNotFound",
             Self::VpcNotFound { .. } => "VpcNotFound",
             Self::VpcForbids { .. } | Self::NetworkForbids { .. } => "NamespaceNotAllowed",
+            Self::NetworkDeleting { .. } => "NetworkDeleting",
+            Self::VpcDeleting { .. } => "VpcDeleting",
         }
     }
 }

@@ -24,6 +24,16 @@ use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 use crate::model::world::{self, EndpointName, Membership, World};
 
+/// Reasons of `Ready` by which an Endpoint gets no address before somebody changes something: ADD fails with them at
+/// once.
+const NO_ADDRESS: [&str; 5] = [
+    "NetworkFull",
+    "AddressUnfit",
+    "AddressTaken",
+    "AddressInUseOnNode",
+    "ClaimDenied",
+];
+
 /// Brings the world up to date with the endpoint of a pod as its store has it now: the last caller shows the newest. An
 /// endpoint that is being deleted stays until its reconciler removes it. A Service's endpoint has its own workflow.
 pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
@@ -196,9 +206,12 @@ fn world_endpoint(
     } else {
         member(&status)
     };
-    let refused = condition::find(&status.conditions, "Accepted")
-        .filter(|accepted| accepted.status == ConditionStatus::False)
-        .map(|accepted| Membership::Refused(accepted.reason.clone(), accepted.message.clone()));
+    let refused = ["Accepted", "Ready"].into_iter().find_map(|kind| {
+        let told = condition::find(&status.conditions, kind)?;
+        let is_refused = told.status == ConditionStatus::False
+            && (kind == "Accepted" || NO_ADDRESS.contains(&told.reason.as_str()));
+        is_refused.then(|| Membership::Refused(told.reason.clone(), told.message.clone()))
+    });
     let name = match pod_of(endpoint) {
         Some(pod) => pod.name.clone(),
         None if is_host => endpoint.spec.droplet.clone(),
