@@ -21,11 +21,16 @@ use crate::{
 /// Packages whose binaries go into images.
 const PACKAGES: [&str; 3] = ["thuban-operator", "transitd", "thuban-cni"];
 
+/// The name of the demo's cluster.
+pub const DEMO: &str = "demo";
+
 /// The kind of binaries that an image has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Profile {
     /// The binaries that users run.
     Release,
+    /// Those of the demo, compiled with less optimisation: in half the time, and for tests their dependencies are there.
+    Demo,
     /// The binaries that `cargo xtask test` has built anyway: with assertions, overflow checks and failpoints.
     Test,
 }
@@ -35,6 +40,8 @@ impl Profile {
     pub fn of(cluster: &str) -> Self {
         if is_tests(cluster) {
             Self::Test
+        } else if cluster == DEMO {
+            Self::Demo
         } else {
             Self::Release
         }
@@ -44,7 +51,7 @@ impl Profile {
     pub fn binaries(self) -> Result<PathBuf> {
         Ok(target()?.join(match self {
             Self::Release => "release",
-            Self::Test => "debug",
+            Self::Demo | Self::Test => "debug",
         }))
     }
 
@@ -52,6 +59,7 @@ impl Profile {
     pub fn images(self) -> PathBuf {
         root().join(match self {
             Self::Release => "target/images",
+            Self::Demo => "target/demo-images",
             Self::Test => "target/test-images",
         })
     }
@@ -85,6 +93,35 @@ pub fn run() -> Result<()> {
         release(&[])
     })?;
     images(Profile::Release)
+}
+
+/// Builds what the demo's cluster runs. Go builds Kubernetes beside Rust: neither keeps both cores busy all the time.
+pub fn demo() -> Result<()> {
+    deps::ensure()?;
+    std::thread::scope(|scope| {
+        let tools = scope.spawn(kube::binaries);
+        let built = step("binaries (operator, transitd, CNI plugin)", || develop(&PACKAGES));
+        let object = step("eBPF programs", ebpf::build);
+        let tools = step("kube binaries", || {
+            tools
+                .join()
+                .map_err(|_| anyhow::anyhow!("the build of Kubernetes panicked"))?
+        });
+        built?;
+        let (object, tools) = (object?, tools?);
+        step("images", || make_images(Profile::Demo, &object, &tools))
+    })
+}
+
+/// Builds the binaries of these packages as the demo runs them.
+pub fn develop(packages: &[&str]) -> Result<()> {
+    let packages = packages.iter().flat_map(|package| ["-p", package]);
+    run_command(
+        cargo()
+            .current_dir(root())
+            .args(["build", "--bins"])
+            .args(packages),
+    )
 }
 
 /// Makes the images; the profile's binaries must have been built.

@@ -122,6 +122,7 @@ fn bring_up(name: &str, relay: Option<PathBuf>) -> Result<()> {
     {
         match profile {
             Profile::Release => build::run()?,
+            Profile::Demo => build::demo()?,
             Profile::Test => test::images()?,
         }
     }

@@ -17,10 +17,16 @@ use crate::{
     build::{self, root},
     cluster, diagnostics,
     install::{self, provisioned, wait},
+    machine,
 };
 use pods::{Pod, Wanted};
 
-const NAME: &str = "demo";
+const NAME: &str = build::DEMO;
+/// What a first run needs, in GiB: builds and images on disk, three nodes and a control plane in memory.
+const DISK: u64 = 15;
+const MEMORY: u64 = 6;
+/// The oldest kernel (docs/guide/install.md).
+const KERNEL: (u32, u32) = (6, 6);
 /// Networks and their VPCs, as in `e2e/demo/`.
 const NETWORKS: [(&str, &str); 5] = [
     ("red-web", "red"),
@@ -30,9 +36,19 @@ const NETWORKS: [(&str, &str); 5] = [
     ("green-web", "green"),
 ];
 
+/// Says what follows, refuses a machine that can't run it, and builds what the cluster needs.
+fn begin() -> Result<()> {
+    println!(
+        "This builds Kubernetes and Thuban, starts a cluster of three nodes on this machine, and shows who reaches\n\
+         whom. On two cores it takes about 15 minutes the first time, most of it for builds, and about 2 later."
+    );
+    machine::check(DISK, MEMORY, KERNEL)?;
+    build::demo()
+}
+
 /// Runs the demo. Fails when packets reach a pod that they must not reach, or don't reach a pod that they must reach.
 pub fn run() -> Result<()> {
-    build::run()?;
+    begin()?;
     build::step("cluster of three nodes", || cluster::up(NAME))?;
     build::step("Thuban from install/", || install::run(NAME))?;
     let cluster = Cluster::named(NAME)?;

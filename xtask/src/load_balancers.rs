@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
-use crate::build::{Profile, images_files, release_of, root, stripped};
+use crate::build::{Profile, develop, images_files, release_of, root, stripped};
 use crate::go_tools::GoTools;
 use crate::images::{self, Image};
 use crate::install::{NAMESPACE, manifests_in, wait, workload};
@@ -36,8 +36,10 @@ pub fn ensure_gobgpd() -> Result<PathBuf> {
 
 /// Returns the image, which is made if it is out of date. The tests' binaries must have been built.
 pub fn archive(profile: Profile) -> Result<PathBuf> {
-    if profile == Profile::Release {
-        release_of(&PACKAGES, &[])?;
+    match profile {
+        Profile::Release => release_of(&PACKAGES, &[])?,
+        Profile::Demo => develop(&PACKAGES)?,
+        Profile::Test => {}
     }
     let work = images_files(profile)?;
     let binaries = profile.binaries()?;

@@ -30,6 +30,7 @@ mod install;
 mod kube;
 mod links;
 mod load_balancers;
+mod machine;
 mod manifests;
 mod progress;
 mod removal;

@@ -34,7 +34,7 @@ const HELD_PATIENCE: Duration = Duration::from_secs(15);
 
 /// Runs the demo. Fails if the client has no answer where it should.
 pub fn run() -> Result<()> {
-    build::run()?;
+    super::begin()?;
     build::step("cluster of three nodes", || cluster::up(NAME))?;
     build::step("Thuban from install/", || install::run(NAME))?;
     let cluster = Cluster::named(NAME)?;
