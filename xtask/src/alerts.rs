@@ -8,13 +8,14 @@ use serde_yaml_ng::Value;
 
 use crate::{
     build::{root, run_command},
-    deps,
+    dashboards, deps,
 };
 
 const ALERTS: &str = "charts/thuban/files/alerts.yaml";
 
+/// Checks alerts, and the dashboards that link to their runbooks.
 pub fn check() -> Result<()> {
-    headings()?;
+    let runbooks = runbooks()?;
     deps::ensure_more(&deps::ALERT_PACKAGES)?;
     for arguments in [
         ["check", "rules", ALERTS],
@@ -22,16 +23,16 @@ pub fn check() -> Result<()> {
     ] {
         run_command(Command::new("promtool").current_dir(root()).args(arguments))?;
     }
-    Ok(())
+    dashboards::check(&runbooks)
 }
 
-/// Checks that each alert's runbook has a heading of the alert's name.
-fn headings() -> Result<()> {
+/// Checks that each alert's runbook has a heading of the alert's name. Returns the addresses of the runbooks.
+fn runbooks() -> Result<BTreeSet<String>> {
     let read = |path: &str| fs::read_to_string(root().join(path)).with_context(|| format!("reading {path}"));
     let rules: Value = serde_yaml_ng::from_str(&read(ALERTS)?)?;
     let groups = rules["groups"].as_sequence().into_iter().flatten();
     let rules = groups.flat_map(|group| group["rules"].as_sequence().into_iter().flatten());
-    let mut names = BTreeSet::new();
+    let (mut names, mut urls) = (BTreeSet::new(), BTreeSet::new());
     for rule in rules {
         let name = rule["alert"].as_str().context("a rule without a name")?;
         let url = rule["annotations"]["runbook_url"].as_str().unwrap_or_default();
@@ -49,15 +50,16 @@ fn headings() -> Result<()> {
             "{page} has no heading {heading}"
         );
         ensure!(names.insert(name.to_owned()), "{name} is there twice");
+        urls.insert(url.to_owned());
     }
     ensure!(!names.is_empty(), "{ALERTS} has no alerts");
-    Ok(())
+    Ok(urls)
 }
 
 #[cfg(test)]
 mod tests {
     #[test]
     fn each_alert_has_a_runbook() {
-        super::headings().unwrap();
+        super::runbooks().unwrap();
     }
 }

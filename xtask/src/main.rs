@@ -19,6 +19,7 @@ mod cluster;
 mod cni_tools;
 mod conformance;
 mod crds;
+mod dashboards;
 mod demo;
 mod deps;
 mod diagnostics;
@@ -33,6 +34,7 @@ mod load_balancers;
 mod machine;
 mod manifests;
 mod progress;
+mod publish;
 mod removal;
 mod soak;
 mod test;
@@ -58,6 +60,11 @@ enum Command {
         /// Write nothing. Fail if a file is not current
         #[arg(long)]
         check: bool,
+    },
+    /// Push the images to a registry, or list what is in them
+    Images {
+        #[command(subcommand)]
+        action: publish::Action,
     },
     /// Write the other manifests of install/ from charts/thuban
     Manifests {
@@ -157,6 +164,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             deps::ensure()?;
             println!("{}", ebpf::build()?.display());
         }
+        Command::Images { action } => publish::run(&action)?,
         Command::Crds { check } => crds::run(check)?,
         Command::Manifests { check } => manifests::run(check)?,
         Command::Check => check::run()?,

@@ -34,7 +34,7 @@ use crate::{
     alerts,
     build::{self, Profile, step},
     check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, manifests,
-    removal,
+    publish, removal,
 };
 
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
@@ -234,6 +234,10 @@ fn run_e2e(binary: &Binary, names: &[&Binary], others: Others, times: &mut Times
         None => prepare(),
     })?;
     times.stage("e2e: images", |_| build::images(Profile::Test))?;
+    let pushed = Sum::one(
+        "images in a registry",
+        step("images in a registry", publish::check),
+    );
     let shares = times.stage("e2e: clusters and tests", |_| {
         thread::scope(|scope| {
             let threads = SHARES
@@ -248,6 +252,7 @@ fn run_e2e(binary: &Binary, names: &[&Binary], others: Others, times: &mut Times
         .each_ref()
         .map(|(name, path)| (*name, path.to_str().unwrap_or_default()));
     let mut sum = run_each(names, &[], &programs, times)?;
+    sum.add(pushed);
     for share in shares {
         let (own, took) = share.unwrap_or_else(|_| {
             (
@@ -271,6 +276,7 @@ fn prepare() -> Result<()> {
         manifests::helm()?;
         manifests::run(true)
     })?;
+    step("crane", publish::crane)?;
     step("containerd 2", cluster::ensure_containerd)?;
     step("cnitool and others", cni_tools::ensure)
 }
