@@ -47,7 +47,8 @@ pub fn with_own(page: &str) -> String {
         "Number of open file descriptors.",
         fs::read_dir("/proc/self/fd")
             .ok()
-            .map(|files| files.count() as f64),
+            .and_then(|files| u32::try_from(files.count()).ok())
+            .map(f64::from),
     );
     add(
         "process_start_time_seconds",

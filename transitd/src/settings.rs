@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use thuban_api::cluster_dns::ClusterDns;
-use thuban_common::tables::LAYOUT_VERSION;
 
 use crate::dataplane::bpffs::PinSettings;
 use crate::dataplane::hooks::{AgentHook, TransitHookChoice};

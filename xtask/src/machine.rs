@@ -44,7 +44,7 @@ pub fn check(disk: u64, memory: u64, kernel: (u32, u32)) -> Result<()> {
 }
 
 fn gib(bytes: u64) -> f64 {
-    bytes as f64 / GIB as f64
+    (bytes >> 20) as f64 / 1024.0
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {
