@@ -102,6 +102,7 @@ async fn serve(
     let number = wanted(network, &status, context);
     status.bouncers = Some(number);
     let waiting = ensure_bouncers(network, number, context).await?;
+    role_set::judge_spread::<Bouncer>(&network.name_any(), &mut status.conditions, generation, context);
     status.working_bouncers = Some(number.saturating_sub(waiting.len() as u32));
     let vpc = context.vpc(&network.spec.vpc);
     let vpc = vpc.and_then(|vpc| Some(vpc.status.as_ref()?.phase));

@@ -1,23 +1,28 @@
 //! Keeps the number of a parent's roles: missing roles are created, those beyond the number are removed once the others
 //! work.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{FINALIZER, Phase};
+use thuban_api::condition::set;
+use thuban_api::{Condition, FINALIZER, Phase};
 
 use crate::controller::context::{Context, related};
 use crate::controller::role::decide::Move;
 use crate::controller::role::kind::{Role, roles_of};
 use crate::controller::role::placement::place;
 use crate::controller::runtime::clocks::Timed;
-use crate::controller::runtime::objects::{Object, WriteError, create, delete, owner};
+use crate::controller::runtime::objects::{Object, WriteError, condition, create, delete, owner};
 use crate::model::scaling::{Bounds, Demand, Scaling, scale};
 
 /// How long a smaller number must be enough before a role is removed.
 const SCALE_DOWN_DELAY: Duration = Duration::from_mins(5);
+
+/// The condition of a parent whose roles share droplets.
+const SPREAD: &str = "Spread";
 
 /// How often the operator looks at loads.
 pub const LOOK_AT_LOAD: Duration = Duration::from_secs(10);
@@ -43,6 +48,31 @@ pub fn wanted(
         }
         Scaling::Fewer(_) => current.clamp(bounds.least, bounds.most.max(bounds.least)),
     }
+}
+
+/// Has a condition say so while roles of a parent share a droplet: if it dies, several are lost at once.
+pub fn judge_spread<R: Role>(
+    parent: &str,
+    conditions: &mut Vec<Condition>,
+    generation: Option<i64>,
+    context: &Context,
+) {
+    let roles = roles_of::<R>(parent, context);
+    let placed: Vec<&str> = roles.iter().filter_map(|role| role.droplet()).collect();
+    let droplets: BTreeSet<&str> = placed.iter().copied().collect();
+    if droplets.len() == placed.len() {
+        conditions.retain(|condition| condition.kind != SPREAD);
+        return;
+    }
+    let (kind, number, places) = (R::KIND, placed.len(), droplets.len());
+    let message = format!(
+        "{number} {kind}s are on {places} droplets: some share one, and are lost together if it dies. Add nodes, or \
+         lower the number of {kind}s in the spec"
+    );
+    set(
+        conditions,
+        condition(SPREAD, false, "DropletsShared", &message, generation),
+    );
 }
 
 /// Roles of one parent, numbered from 0.
