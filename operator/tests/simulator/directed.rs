@@ -20,6 +20,7 @@ mod readdressed;
 mod reported;
 mod service_ranges;
 mod stripped;
+mod told;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -332,6 +333,10 @@ fn bouncers_sharing_a_droplet_separate_when_another_returns() {
                 bouncer.map(|bouncer| text(bouncer, "/status/droplet").to_owned())
             };
             let is_shared = |state: &State| at(state, "red-1-b0") == at(state, "red-1-b1");
+            let says_spread = |state: &State| {
+                let network = state.store.value(Kind::Network, "", "red-1");
+                network.is_some_and(|network| network["status"].to_string().contains("DropletsShared"))
+            };
             // From then on droplets are judged.
             sleep(Duration::from_mins(1)).await;
             let reach = |name: &str, is_reachable: bool| {
@@ -344,10 +349,18 @@ fn bouncers_sharing_a_droplet_separate_when_another_returns() {
                 until(simulation, "they are apart", |state| !is_shared(state)).await;
                 let droplet = at(&simulation.lock(), name).expect("a bouncer");
                 reach(&droplet, false);
-                until(simulation, "they share the droplet that is left", is_shared).await;
+                until(
+                    simulation,
+                    "they share the droplet that is left, and the network says so",
+                    |state| is_shared(state) && says_spread(state),
+                )
+                .await;
                 reach(&droplet, true);
             }
-            until(simulation, "they are apart again", |state| !is_shared(state)).await;
+            until(simulation, "they are apart again", |state| {
+                !is_shared(state) && !says_spread(state)
+            })
+            .await;
             only.crash();
         });
     }

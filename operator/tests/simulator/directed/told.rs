@@ -1,0 +1,132 @@
+//! Tests of what users are told of their networks: addresses that come to an end, Services that can't be shared, pods
+//! that get no address, roles that share a droplet.
+
+use serde_json::{Value, json};
+
+use super::{begin, check, delete, end_everything, until};
+use crate::cluster::add_pod;
+use crate::kind::Kind;
+use crate::schedule::NAMESPACES;
+use crate::simulation::State;
+use crate::store::text;
+use crate::tables::Slot;
+
+/// Returns status and reason of an object's condition.
+fn condition(object: Option<&Value>, kind: &str) -> Option<(String, String)> {
+    let conditions = object?.pointer("/status/conditions")?.as_array()?;
+    let told = conditions.iter().find(|told| text(told, "/type") == kind)?;
+    Some((text(told, "/status").to_owned(), text(told, "/reason").to_owned()))
+}
+
+fn is(state: &State, kind: Kind, name: &str, told: &str, expected: Option<(&str, &str)>) -> bool {
+    let found = condition(state.store.value(kind, "", name), told);
+    found
+        .as_ref()
+        .map(|(status, reason)| (status.as_str(), reason.as_str()))
+        == expected
+}
+
+/// Whether a droplet has the row that says that the pod gets no endpoint, with this reason.
+fn is_refused(state: &State, droplet: &str, reason: &str) -> bool {
+    let rows = &state.droplets[droplet].tables.rows;
+    rows.iter()
+        .any(|(slot, row)| matches!(slot, Slot::Refused(_)) && format!("{row:?}").contains(reason))
+}
+
+#[test]
+fn services_that_cannot_be_shared_are_named() {
+    check("unshared", 1, async |simulation| {
+        begin(simulation, 1).await;
+        simulation.with(|state| {
+            state.store.edit(Kind::Vpc, "", "red", |vpc| {
+                vpc["spec"]["sharedServices"] = json!(["east/metrics"]);
+            });
+        });
+        let shared = |state: &State, expected| is(state, Kind::Vpc, "red", "SharedServices", expected);
+        until(simulation, "the VPC names it", |state| {
+            shared(state, Some(("False", "ServiceNotShared")))
+                && state
+                    .told
+                    .contains(&["Vpc", "red", "ServiceNotShared"].map(str::to_owned).into())
+        })
+        .await;
+        simulation.with(|state| {
+            let service = json!({
+                "metadata": {"annotations": {"thuban.dev/network": "red-1"}},
+                "spec": {"clusterIPs": ["10.96.0.20"], "ports": [{"port": 80, "targetPort": 80}]},
+            });
+            let _ = state
+                .store
+                .create(Kind::Service, NAMESPACES[0], "metrics", service);
+        });
+        until(simulation, "it is in another VPC", |state| {
+            let vpc = state.store.value(Kind::Vpc, "", "red").map(Value::to_string);
+            vpc.is_some_and(|vpc| vpc.contains("is in another VPC than default"))
+        })
+        .await;
+        simulation.with(|state| {
+            state.store.edit(Kind::Vpc, "", "red", |vpc| {
+                vpc["spec"]["sharedServices"] = Value::Null
+            });
+        });
+        until(simulation, "the condition goes", |state| shared(state, None)).await;
+        delete(simulation, Kind::Service, NAMESPACES[0], "metrics");
+        end_everything(simulation).await;
+    });
+}
+
+#[test]
+fn addresses_that_come_to_an_end_are_told_of() {
+    check("used up", 1, async |simulation| {
+        begin(simulation, 1).await;
+        let told = |state: &State, reason: &str| {
+            let mut all = state.told.iter();
+            all.any(|(kind, name, told)| kind == "Network" && name == "tiny" && told == reason)
+        };
+        simulation.with(|state| {
+            // Four addresses, of which pods get one.
+            let network = json!({
+                "metadata": {},
+                "spec": {"vpc": "red", "cidrs": ["10.0.2.0/30"], "bouncers": 1, "allowedNamespaces": {}},
+            });
+            let _ = state.store.create(Kind::Network, "", "tiny", network);
+        });
+        until(simulation, "it has all its addresses", |state| {
+            let network = state.store.value(Kind::Network, "", "tiny");
+            network.is_some_and(|network| text(network, "/status/phase") == "Provisioned")
+                && !told(state, "AddressesNearlyUsedUp")
+        })
+        .await;
+        simulation.with(|state| {
+            for name in ["a", "b"] {
+                let annotations = json!({"thuban.dev/network": "tiny"});
+                add_pod(state, NAMESPACES[0], name, "n0", &annotations);
+            }
+        });
+        until(
+            simulation,
+            "the network says so, and the second pod's droplet why",
+            |state| told(state, "AddressesNearlyUsedUp") && is_refused(state, "n0", "NetworkFull"),
+        )
+        .await;
+        end_everything(simulation).await;
+    });
+}
+
+#[test]
+fn pods_of_a_network_that_goes_hear_so_at_once() {
+    check("leaving", 1, async |simulation| {
+        begin(simulation, 1).await;
+        super::pod_on(simulation, "p", "n0").await;
+        delete(simulation, Kind::Network, "", "red-1");
+        simulation.with(|state| {
+            let annotations = json!({"thuban.dev/network": "red-1"});
+            add_pod(state, NAMESPACES[0], "late", "n1", &annotations);
+        });
+        until(simulation, "the late pod's droplet knows why", |state| {
+            is_refused(state, "n1", "NetworkDeleting")
+        })
+        .await;
+        end_everything(simulation).await;
+    });
+}
