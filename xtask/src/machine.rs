@@ -44,7 +44,8 @@ pub fn check(disk: u64, memory: u64, kernel: (u32, u32)) -> Result<()> {
 }
 
 fn gib(bytes: u64) -> f64 {
-    (bytes >> 20) as f64 / 1024.0
+    let mebibytes = u32::try_from(bytes >> 20).unwrap_or(u32::MAX);
+    f64::from(mebibytes) / 1024.0
 }
 
 fn version(release: &str) -> Option<(u32, u32)> {

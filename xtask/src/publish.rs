@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeSet,
+    fmt::Write as _,
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -108,7 +109,7 @@ fn push(profile: Profile, registry: &str, insecure: bool) -> Result<String> {
             .rsplit_once('@')
             .with_context(|| format!("no digest in {pushed:?}"))?;
         println!("    pushed {pushed}");
-        values += &format!("  {key}: {{digest: \"{digest}\"}}\n");
+        let _ = writeln!(values, "  {key}: {{digest: \"{digest}\"}}");
     }
     Ok(values)
 }
@@ -205,7 +206,7 @@ pub fn check() -> Result<()> {
         let digest = values["images"][key]["digest"].as_str().context("a digest")?;
         let short = name.rsplit('/').next().unwrap_or(name);
         let (repository, _) = short.split_once(':').context("a tag")?;
-        for reference in [format!("{short}"), format!("{repository}@{digest}")] {
+        for reference in [short.to_owned(), format!("{repository}@{digest}")] {
             let output = Command::new(&crane)
                 .args(["manifest", "--insecure", &format!("{address}/thuban/{reference}")])
                 .output()
