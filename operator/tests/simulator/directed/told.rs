@@ -19,7 +19,7 @@ fn condition(object: Option<&Value>, kind: &str) -> Option<(String, String)> {
 }
 
 fn is(state: &State, kind: Kind, name: &str, told: &str, expected: Option<(&str, &str)>) -> bool {
-    let found = condition(state.store.value(kind, "", name), told);
+    let found = condition(state.store.value(kind, "", name).map(|object| &**object), told);
     found
         .as_ref()
         .map(|(status, reason)| (status.as_str(), reason.as_str()))
@@ -60,7 +60,7 @@ fn services_that_cannot_be_shared_are_named() {
                 .create(Kind::Service, NAMESPACES[0], "metrics", service);
         });
         until(simulation, "it is in another VPC", |state| {
-            let vpc = state.store.value(Kind::Vpc, "", "red").map(Value::to_string);
+            let vpc = state.store.value(Kind::Vpc, "", "red").map(ToString::to_string);
             vpc.is_some_and(|vpc| vpc.contains("is in another VPC than default"))
         })
         .await;
