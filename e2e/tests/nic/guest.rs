@@ -23,13 +23,13 @@ use thuban_e2e::{
 };
 use transitd::{
     dataplane::{
+        bpffs::PinSettings,
         hook::Hook,
-        hooks::{self, TransitHook},
+        hooks::{self, TransitHook, TransitHookChoice},
         links::Links,
         loader,
     },
     netlink::ethtool,
-    settings::{PinSettings, TransitHookChoice},
 };
 
 use crate::{
