@@ -119,6 +119,8 @@ fn pods_of_a_network_that_goes_hear_so_at_once() {
         begin(simulation, 1).await;
         super::pod_on(simulation, "p", "n0").await;
         delete(simulation, Kind::Network, "", "red-1");
+        // Pods that come before the operator has seen it are let in.
+        sleep(Duration::from_secs(5)).await;
         simulation.with(|state| {
             let annotations = json!({"thuban.dev/network": "red-1"});
             add_pod(state, NAMESPACES[0], "late", "n1", &annotations);
@@ -127,6 +129,7 @@ fn pods_of_a_network_that_goes_hear_so_at_once() {
             is_refused(state, "n1", "NetworkDeleting")
         })
         .await;
+        delete(simulation, Kind::Pod, NAMESPACES[0], "late");
         end_everything(simulation).await;
     });
 }
