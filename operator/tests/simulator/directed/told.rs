@@ -1,7 +1,10 @@
 //! Tests of what users are told of their networks: addresses that come to an end, Services that can't be shared, pods
 //! that get no address, roles that share a droplet.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 use super::{begin, check, delete, end_everything, until};
 use crate::cluster::add_pod;
@@ -66,7 +69,7 @@ fn services_that_cannot_be_shared_are_named() {
         .await;
         simulation.with(|state| {
             state.store.edit(Kind::Vpc, "", "red", |vpc| {
-                vpc["spec"]["sharedServices"] = Value::Null
+                vpc["spec"]["sharedServices"] = Value::Null;
             });
         });
         until(simulation, "the condition goes", |state| shared(state, None)).await;
@@ -109,6 +112,13 @@ fn addresses_that_come_to_an_end_are_told_of() {
             |state| told(state, "AddressesNearlyUsedUp") && is_refused(state, "n0", "NetworkFull"),
         )
         .await;
+        for (kind, namespace, name) in [
+            (Kind::Pod, NAMESPACES[0], "a"),
+            (Kind::Pod, NAMESPACES[0], "b"),
+            (Kind::Network, "", "tiny"),
+        ] {
+            delete(simulation, kind, namespace, name);
+        }
         end_everything(simulation).await;
     });
 }
