@@ -238,6 +238,10 @@ pub fn is_open(state: &State, namespace: &str, network: &str) -> bool {
     let Some(vpc) = state.store.value(Kind::Vpc, "", text(network, "/spec/vpc")) else {
         return false;
     };
+    // A VPC that goes takes nobody.
+    if is_deleting(vpc) {
+        return false;
+    }
     let Some(space) = state.store.value(Kind::Namespace, "", namespace) else {
         return false;
     };
