@@ -65,7 +65,8 @@ pub struct VpcSpec {
     /// The list has at most 16 entries, each in the form `namespace/name`.
     /// These are shared besides `default/kubernetes`, and `kube-system/kube-dns` if the operator knows
     /// THUBAN_CLUSTER_DNS. `-default/kubernetes` or `-kube-system/kube-dns` takes one of them away.
-    /// An empty list shares none. A Service that does not exist, or is in another VPC than `default`, has no effect.
+    /// An empty list shares none. A Service that does not exist, or is in another VPC than `default`, has no effect:
+    /// the condition `SharedServices` names it.
     /// The VPC `default` reaches all of its own Services without this field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(

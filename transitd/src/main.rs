@@ -37,7 +37,13 @@ enum Command {
         alive: bool,
     },
     /// Print all counters of this node as one JSON object.
-    Counters(PinSettings),
+    Counters {
+        #[command(flatten)]
+        pins: PinSettings,
+        /// Print only what was dropped, as text: how often, why, and what to do.
+        #[arg(long)]
+        drops: bool,
+    },
     /// Print the tables of this node, one JSON object for each row.
     Rows(PinSettings),
     /// Print each packet of a pod or endpoint as this node's programs see it. Ends with Ctrl-C.
@@ -63,11 +69,13 @@ fn main() -> anyhow::Result<()> {
                 .block_on(daemon::status(socket, alive))
                 .with_context(|| format!("transitd at {path} is not ready"))
         }
-        Command::Counters(pins) => {
-            println!(
-                "{}",
-                serde_json::to_string(&dataplane::counters::read(&pins.maps())?)?
-            );
+        Command::Counters { pins, drops } => {
+            let counters = dataplane::counters::read(&pins.maps())?;
+            if drops {
+                print!("{}", dataplane::counters::drops(&counters));
+            } else {
+                println!("{}", serde_json::to_string(&counters)?);
+            }
             Ok(())
         }
         Command::Trace(settings) => Ok(runtime()?.block_on(trace::run(*settings))?),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail};
 
 use crate::build::{cargo, root};
+use crate::drops;
 use crate::manifests::keep_current;
 
 const SOURCE: &str = "api/ says: run `cargo xtask crds`";
@@ -26,5 +27,5 @@ pub fn run(check: bool) -> Result<()> {
     for (file, text) in manifests {
         keep_current(&root().join(file), &text, check.then_some(SOURCE))?;
     }
-    Ok(())
+    drops::run(check)
 }

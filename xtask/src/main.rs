@@ -24,6 +24,7 @@ mod demo;
 mod deps;
 mod diagnostics;
 mod dns;
+mod drops;
 mod ebpf;
 mod go_tools;
 mod images;
@@ -55,7 +56,7 @@ enum Command {
     Build,
     /// Build only the eBPF programs
     BuildEbpf,
-    /// Write the CRDs of install/ and charts/thuban from the types of api/
+    /// Write the CRDs of install/ and charts/thuban, docs/api.md and docs/drops.md, from the types and counters
     Crds {
         /// Write nothing. Fail if a file is not current
         #[arg(long)]

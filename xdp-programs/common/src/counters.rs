@@ -7,7 +7,13 @@
 pub const COUNTERS_CAPACITY: u32 = 128;
 
 macro_rules! counters {
-    ($($(#[doc = $doc:literal])+ $variant:ident = $number:literal, $name:literal;)+) => {
+    (@remedy) => {
+        ""
+    };
+    (@remedy $remedy:literal) => {
+        $remedy
+    };
+    ($($(#[doc = $doc:literal])+ $variant:ident = $number:literal, $name:literal $(, $remedy:literal)?;)+) => {
         /// Index into COUNTERS.
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -28,6 +34,20 @@ macro_rules! counters {
             pub const fn name(self) -> &'static str {
                 match self {
                     $(Counter::$variant => $name,)+
+                }
+            }
+
+            /// Returns what was counted, as below. It begins with a blank.
+            pub const fn meaning(self) -> &'static str {
+                match self {
+                    $(Counter::$variant => concat!($($doc),+),)+
+                }
+            }
+
+            /// Returns what to do about a drop; nothing for what is no drop.
+            pub const fn remedy(self) -> &'static str {
+                match self {
+                    $(Counter::$variant => counters!(@remedy $($remedy)?),)+
                 }
             }
         }
@@ -89,95 +109,138 @@ counters! {
     ProbesHeard = 26, "probes_heard";
 
     /// Drop: source MAC is not the endpoint's.
-    SpoofedMac = 32, "spoofed_mac";
+    SpoofedMac = 32, "spoofed_mac",
+        "the pod uses a MAC that is not its own: look at the pod";
     /// Drop: source address is not the endpoint's.
-    SpoofedSource = 33, "spoofed_source";
+    SpoofedSource = 33, "spoofed_source",
+        "the pod uses an address that is not its own: look at the pod";
     /// Drop: ARP sender is not the endpoint.
-    SpoofedArp = 34, "spoofed_arp";
+    SpoofedArp = 34, "spoofed_arp",
+        "the pod announces an address that is not its own: look at the pod";
     /// Drop: destination outside the VPC, which has no way out.
-    OutsideVpc = 35, "outside_vpc";
+    OutsideVpc = 35, "outside_vpc",
+        "set spec.egress of the VPC if its pods should reach outside; a network with egress: false stays closed";
     /// Drop: no (right) attachment for the interface.
-    NoAttachment = 36, "no_attachment";
+    NoAttachment = 36, "no_attachment",
+        "the veth is not set up: look at transitd's log";
     /// Drop: Geneve from an address that is no droplet.
-    UnknownDroplet = 37, "unknown_droplet";
+    UnknownDroplet = 37, "unknown_droplet",
+        "compare the address with kubectl get droplets; if it is none of yours, filter UDP 6081 on the underlay";
     /// Drop: VNI of no VPC that this droplet knows.
-    UnknownVni = 38, "unknown_vni";
+    UnknownVni = 38, "unknown_vni",
+        "the sender's rows are newer or older: if it goes on, look at transitd's log there";
     /// Drop: inner source lives on another droplet than the outer source.
-    SourceMismatch = 39, "source_mismatch";
+    SourceMismatch = 39, "source_mismatch",
+        "ends by itself after a pod moved; otherwise somebody on the underlay forges packets";
     /// Drop: nobody here knows the destination.
-    NoEndpoint = 40, "no_endpoint";
+    NoEndpoint = 40, "no_endpoint",
+        "the pod is gone or not known yet: look at its Endpoint and the droplet in its status";
     /// Drop: outer TTL used up, a loop.
-    TtlExpired = 41, "ttl_expired";
+    TtlExpired = 41, "ttl_expired",
+        "a loop: please report it";
     /// Drop: frame ends before its headers do.
-    Truncated = 42, "truncated";
+    Truncated = 42, "truncated",
+        "look at the pod: it sends broken frames";
     /// Drop: header that contradicts itself or its RFC.
-    BadHeader = 43, "bad_header";
+    BadHeader = 43, "bad_header",
+        "look at the underlay, and at the versions of transitd";
     /// Drop: Geneve option that we must understand and don't.
-    CriticalOption = 44, "critical_option";
+    CriticalOption = 44, "critical_option",
+        "look at the versions of transitd: kubectl get droplets";
     /// Drop: the kernel could not make or take room for the outer headers.
-    AdjustRoomFailed = 45, "adjust_room_failed";
+    AdjustRoomFailed = 45, "adjust_room_failed",
+        "look at the node's memory and its NIC's driver";
     /// Drop: the destination's network has no bouncer.
-    NoBouncer = 46, "no_bouncer";
+    NoBouncer = 46, "no_bouncer",
+        "look at the conditions of the Network, and whether the address is in one of its ranges";
     /// Drop: the VPC has no divider.
-    NoDivider = 47, "no_divider";
+    NoDivider = 47, "no_divider",
+        "look at the conditions of the Vpc";
     /// Drop: neither IPv4 nor IPv6 nor ARP.
-    NotIpv4 = 48, "not_ipv4";
+    NotIpv4 = 48, "not_ipv4",
+        "look at the pod: VPCs carry IPv4, IPv6 and ARP";
     /// Drop: neighbour and multicast discovery that nobody answers (expected noise).
-    Ipv6Discovery = 49, "ipv6_discovery";
+    Ipv6Discovery = 49, "ipv6_discovery",
+        "nothing to do: expected noise";
     /// Drop: VLAN tag on a pod's frame.
-    VlanTagged = 50, "vlan_tagged";
+    VlanTagged = 50, "vlan_tagged",
+        "look at the pod: pods may not send VLAN tags";
     /// Drop: destination that is no single host's (multicast, broadcast, link-local); nothing is flooded.
-    NotUnicast = 51, "not_unicast";
+    NotUnicast = 51, "not_unicast",
+        "look at the pod: VPCs carry no multicast and no broadcast";
     /// Drop: to the host, and neither a reply nor allowed by the VPC.
-    HostForbidden = 52, "host_forbidden";
+    HostForbidden = 52, "host_forbidden",
+        "tenants' pods may only answer their node: use a Service";
     /// Drop: Geneve from a pod to the host's side.
-    GeneveForbidden = 53, "geneve_forbidden";
+    GeneveForbidden = 53, "geneve_forbidden",
+        "look at the pod: UDP 6081 of nodes is the overlay's";
     /// Drop: larger than the path's MTU after encapsulation, and no ICMP error may answer it.
-    TooBig = 54, "too_big";
+    TooBig = 54, "too_big",
+        "look at the pod's MTU";
     /// Drop: the next hop would be the droplet that sent it (a stale row).
-    WouldReturn = 55, "would_return";
+    WouldReturn = 55, "would_return",
+        "a row is old: look at the Endpoint's droplet; if it does not stop, please report it";
     /// Drop: CONFIG is not written.
-    NoConfig = 56, "no_config";
+    NoConfig = 56, "no_config",
+        "the node is not set up: look at transitd's log";
     /// Drop: ARP that is no request of an address for a hardware address, or a probe (expected noise).
-    ArpIgnored = 57, "arp_ignored";
+    ArpIgnored = 57, "arp_ignored",
+        "nothing to do: expected noise";
     /// Drop: what only a router or a DHCP server may say: advertisements, redirects, leases.
-    RouterForbidden = 58, "router_forbidden";
+    RouterForbidden = 58, "router_forbidden",
+        "look at the pod: it acts as a router or a DHCP server";
     /// Drop: marked as congested on the underlay, and its sender knows no marks (RFC 6040).
-    CongestionUnknown = 59, "congestion_unknown";
+    CongestionUnknown = 59, "congestion_unknown",
+        "look at the underlay: it marks packets that it should drop";
     /// Drop: to a service's address without ports to choose by: options, another protocol, a fragment of anything but
     /// UDP.
-    ServiceUnreadable = 60, "service_unreadable";
+    ServiceUnreadable = 60, "service_unreadable",
+        "send TCP and SCTP to Services without fragments and IP options";
     /// Drop: to a service that nobody here serves or knows, and no answer may be written.
-    NoBackend = 61, "no_backend";
+    NoBackend = 61, "no_backend",
+        "look at the Service's EndpointSlices: no backend is ready, or the droplet does not know the Service yet";
     /// Drop: to a service, and the client has such a connection by another one to every backend that was tried; or
     /// refused: to an endpoint itself, and the client has such a connection to it by a service.
-    ServiceCollision = 62, "service_collision";
+    ServiceCollision = 62, "service_collision",
+        "let the client use another source port, or one way to the backend: its Service or its address";
     /// Drop: a port would have to change under a checksum that can't be updated (SCTP).
-    ServicePortFixed = 63, "service_port_fixed";
+    ServicePortFixed = 63, "service_port_fixed",
+        "give the Service the port of its backends";
     /// Drop: a GSO frame of a tunnel that the pod makes itself; the kernel segments one tunnel and no second one.
-    TunnelSegments = 64, "tunnel_segments";
+    TunnelSegments = 64, "tunnel_segments",
+        "turn off segmentation offload (TSO, GSO) at the inner tunnel of the pod";
     /// Drop: an answer to a probe that this droplet did not send, or does not wait for any more.
-    ProbeUnasked = 72, "probe_unasked";
+    ProbeUnasked = 72, "probe_unasked",
+        "ignore a few; if there are many, somebody on the underlay forges packets";
     /// Drop: to a service, a later fragment of a datagram whose first fragment did not go by here, or was not passed
     /// on.
-    FragmentWithoutFirst = 73, "fragment_without_first";
+    FragmentWithoutFirst = 73, "fragment_without_first",
+        "a fragment was lost or came out of order: look at the underlay, or send smaller datagrams";
     /// Drop: the destination's ingress policies don't allow the packet.
-    PolicyIngress = 74, "policy_ingress";
+    PolicyIngress = 74, "policy_ingress",
+        "transitd denials on this node says which policy";
     /// Drop: the sender's egress policies don't allow the packet.
-    PolicyEgress = 75, "policy_egress";
+    PolicyEgress = 75, "policy_egress",
+        "transitd denials on this node says which policy";
     /// Drop: policy applies, and the packet hides its ports: IPv4 options, IPv6 extension headers, a fragment of TCP or
     /// SCTP, a later fragment whose first one was not let in.
-    PolicyUnreadable = 76, "policy_unreadable";
+    PolicyUnreadable = 76, "policy_unreadable",
+        "send without IP options, extension headers and fragments of TCP or SCTP where policies apply";
     /// Drop: the frame has the NIC write a checksum where something else was judged.
-    ChecksumMisplaced = 77, "checksum_misplaced";
+    ChecksumMisplaced = 77, "checksum_misplaced",
+        "look at the pod: this is an attack, or a driver of its own";
     /// Drop: from a front, and this droplet knows no such front, or no such backend of the VPC.
-    FrontUnknown = 79, "front_unknown";
+    FrontUnknown = 79, "front_unknown",
+        "ends by itself while rows differ; if it does not stop, look at the conditions of the Vip";
     /// Drop: to a front, and there is no room to remember the connection.
-    FrontNoRoom = 80, "front_no_room";
+    FrontNoRoom = 80, "front_no_room",
+        "the VPC has its share of connections on this node: look at its backends, or at a flood from outside";
     /// Drop: to a front, of a client in none of the ranges that may send to it.
-    OutOfSourceRanges = 81, "out_of_source_ranges";
+    OutOfSourceRanges = 81, "out_of_source_ranges",
+        "add the client to loadBalancerSourceRanges of the Service";
     /// Drop: more than the endpoint may send, or than its VPC may send out of this droplet.
-    RateExceeded = 78, "rate_exceeded";
+    RateExceeded = 78, "rate_exceeded",
+        "raise the pod's or the VPC's limit, or find out what in the pod goes round its queue";
 }
 
 #[cfg(test)]
@@ -202,10 +265,10 @@ mod tests {
     }
 
     #[test]
-    fn the_page_on_lost_packets_names_each() {
-        let page = include_str!("../../../docs/guide/troubleshooting.md");
+    fn every_drop_has_a_remedy() {
         for counter in Counter::ALL {
-            assert!(page.contains(&format!("`{}`", counter.name())), "{counter:?}");
+            assert_eq!(counter.is_drop(), !counter.remedy().is_empty(), "{counter:?}");
+            assert!(counter.meaning().starts_with(' '), "{counter:?}");
         }
     }
 }
