@@ -2,9 +2,12 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt;
 use kube::runtime::reflector::{ObjectRef, store::Writer};
+use kube::runtime::utils::Backoff;
+use kube::runtime::watcher::DefaultBackoff;
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, ResourceExt};
 use tokio::sync::oneshot;
@@ -31,6 +34,8 @@ pub enum Serving {
 /// Lists that must be forbidden one after the other before the kind counts as one that the operator has no right to: an
 /// API server that has just begun knows no rights for some seconds.
 const FORBIDDEN_LISTS: u32 = 4;
+/// The longest pause before a watch that broke is tried again.
+const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// Whether the API server does not have the kind, or does not allow this operator to list it. `failed`: how many lists
 /// have failed, this one among them.
@@ -39,6 +44,25 @@ fn is_not_served(error: &watcher::Error, failed: u32) -> bool {
         return false;
     };
     status.code == 404 || status.code == 403 && failed >= FORBIDDEN_LISTS
+}
+
+/// The pauses before a watch that broke is tried again: kube's, but shorter. Pods wait for an API server that is back,
+/// and an operator has few watches.
+#[derive(Default)]
+struct Pauses(DefaultBackoff);
+
+impl Iterator for Pauses {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        self.0.next().map(|pause| pause.min(MAX_PAUSE))
+    }
+}
+
+impl Backoff for Pauses {
+    fn reset(&mut self) {
+        self.0.reset();
+    }
 }
 
 /// Watches until the process ends. `strip` sees objects before any other code. A watch that breaks is resumed after a
@@ -59,7 +83,7 @@ pub async fn watch<K>(
     let mut failed = 0;
     let mut is_missing = false;
     let mut events = watcher(api, watcher::Config::default())
-        .default_backoff()
+        .backoff(Pauses::default())
         .modify(strip)
         .boxed();
     while let Some(event) = events.next().await {
