@@ -240,7 +240,7 @@ fn another_label_of_an_endpoint_costs_one_row() {
                 while world.policies_acked(&vpc) {}
             }
             for (droplet, rows) in world.flush() {
-                *changed.entry(droplet.to_string()).or_default() += rows.len();
+                *changed.entry(droplet.clone()).or_default() += rows.len();
             }
         }
         assert_eq!(changed, [("d4".to_owned(), 1)].into(), "{app}");
