@@ -30,10 +30,17 @@ pub struct Condition {
     pub observed_generation: Option<i64>,
 }
 
+/// The condition of a VPC that names Services that can't be shared. It stands behind all others: packets flow
+/// nevertheless.
+pub const ADVICE: &str = "SharedServices";
+
 /// Sets a condition; its time changes only with its status. Returns whether anything but the time changed.
 pub fn set(conditions: &mut Vec<Condition>, mut new: Condition) -> bool {
     let Some(old) = conditions.iter_mut().find(|condition| condition.kind == new.kind) else {
-        conditions.push(new);
+        // The column Reason of kubectl shows the first one that is False.
+        let advice = conditions.iter().position(|condition| condition.kind == ADVICE);
+        let place = advice.filter(|_| new.kind != ADVICE).unwrap_or(conditions.len());
+        conditions.insert(place, new);
         return true;
     };
     if old.status == new.status {

@@ -5,6 +5,7 @@
 //! time, and few are served at once. Only the path counts, not even the method, and no request changes anything.
 
 mod format;
+mod json;
 mod own;
 mod panics;
 pub mod process;

@@ -9,6 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
+use crate::json::Lines;
 use crate::{Answer, Pages, abort_on_panic};
 
 /// Begins the log on standard output, see [`begin_on`].
@@ -22,13 +23,15 @@ pub fn begin_on<W>(levels: &str, writer: W)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(levels));
+    let filter = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
+    let filter = filter.and_then(|levels| EnvFilter::try_new(levels).ok());
+    let filter = filter.unwrap_or_else(|| EnvFilter::new(levels));
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(writer)
         .with_ansi(false);
     if std::env::var("THUBAN_LOG_FORMAT").is_ok_and(|format| format == "json") {
-        log.json().flatten_event(true).init();
+        log.event_format(Lines).init();
     } else {
         log.init();
     }

@@ -25,6 +25,13 @@ pub fn check(runbooks: &BTreeSet<String>) -> Result<()> {
             path.display()
         );
         let queries = queries(&dashboard, runbooks).with_context(|| path.display().to_string())?;
+        for query in &queries {
+            ensure!(
+                !plain(query).contains('$'),
+                "{}: an unknown variable in {query}",
+                path.display()
+            );
+        }
         all.extend(queries);
     }
     ensure!(!all.is_empty(), "{FOLDER} has no queries");

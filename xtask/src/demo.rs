@@ -42,7 +42,8 @@ fn begin() -> Result<()> {
         "This builds Kubernetes and Thuban, starts a cluster of three nodes on this machine, and shows who reaches\n\
          whom. On two cores it takes about 15 minutes the first time, most of it for builds, and about 2 later."
     );
-    machine::check(DISK, MEMORY, KERNEL)?;
+    let is_up = Cluster::named(NAME).is_ok();
+    machine::check(DISK, MEMORY, KERNEL, is_up)?;
     build::demo()
 }
 

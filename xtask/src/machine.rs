@@ -4,13 +4,13 @@ use std::{fs, path::Path};
 
 use anyhow::{Context, Result, bail};
 
-use crate::build::root;
+use crate::build::{Profile, root};
 
 const GIB: u64 = 1 << 30;
 
 /// Fails if this machine lacks something: root, a kernel, memory, or space for a first build. All that is missing is
-/// named at once.
-pub fn check(disk: u64, memory: u64, kernel: (u32, u32)) -> Result<()> {
+/// named at once. `is_up`: the cluster has its memory already.
+pub fn check(disk: u64, memory: u64, kernel: (u32, u32), is_up: bool) -> Result<()> {
     let mut missing = Vec::new();
     if !nix::unistd::geteuid().is_root() {
         missing.push("root: run the command with sudo".to_owned());
@@ -24,11 +24,11 @@ pub fn check(disk: u64, memory: u64, kernel: (u32, u32)) -> Result<()> {
         ));
     }
     let table = fs::read_to_string("/proc/meminfo").context("reading the size of the memory")?;
-    if let Some(own) = available(&table).filter(|own| *own < memory * GIB) {
+    if let Some(own) = available(&table).filter(|own| !is_up && *own < memory * GIB) {
         missing.push(format!("{memory} GiB of free memory: {:.1} are free", gib(own)));
     }
     // A later run needs little more than is there.
-    let is_first = !root().join("target/demo-images").exists();
+    let is_first = !Profile::Demo.images().join("operator.tar").exists();
     let free = free(&root())?;
     if is_first && free < disk * GIB {
         missing.push(format!(
@@ -82,7 +82,9 @@ mod tests {
 
     #[test]
     fn all_that_is_missing_is_named_at_once() {
-        let error = super::check(1 << 30, 1 << 20, (99, 0)).unwrap_err().to_string();
+        let error = super::check(1 << 30, 1 << 20, (99, 0), false)
+            .unwrap_err()
+            .to_string();
         for what in ["Linux 99.0", "GiB of free memory"] {
             assert!(error.contains(what), "{error}");
         }

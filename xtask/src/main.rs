@@ -187,7 +187,12 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             name,
             load_balancers: true,
         } => load_balancers::install(&Cluster::named(&name)?)?,
-        Command::Install { name, .. } => install::run(&name)?,
+        Command::Install { name, .. } => {
+            if name == build::DEMO {
+                build::demo()?;
+            }
+            install::run(&name)?;
+        }
         Command::Values { env } => values::run(env)?,
         Command::Uninstall { name } => uninstall::run(&name)?,
         Command::Cluster { name, action } => return cluster::run(&name, action),

@@ -1,10 +1,11 @@
 //! `cargo xtask images push`: puts the images of a release into a registry, by go-containerregistry's crane, and prints
 //! the chart's values for them: digests, so that nodes run exactly these.
 //!
-//! Beside the images lies a list of all crates in them (SPDX 2.3), `target/images/sbom.spdx.json`.
+//! Beside the images lies a list of all crates in them (SPDX 2.3), `target/images/sbom.spdx.json`. It does not have
+//! gobgpd, nft, and nft's libraries.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt::Write as _,
     fs,
     path::{Path, PathBuf},
@@ -40,6 +41,15 @@ const IMAGES: [(&str, &str, &str); 3] = [
     ("transitd", "transitd.tar", images::TRANSITD),
     ("loadBalancers", "more/load-balancers.tar", images::LOAD_BALANCERS),
 ];
+/// The packages whose binaries are in them.
+const BINARIES: [&str; 6] = [
+    "thuban-operator",
+    "transitd",
+    "thuban-cni",
+    "cidrd",
+    "lbaasd",
+    "thuban-speaker",
+];
 const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
@@ -64,18 +74,23 @@ pub fn run(action: &Action) -> Result<()> {
                 load_balancers::archive(Profile::Release)
             })?;
             let values = push(Profile::Release, registry, *insecure)?;
+            println!("\nThe crates in them: {}", write_sbom()?.display());
             println!("\nThe chart's values:\n\n{values}");
             Ok(())
         }
         Action::Sbom => {
-            let path = Profile::Release.images().join("sbom.spdx.json");
-            fs::create_dir_all(Profile::Release.images()).context("making the images' folder")?;
-            fs::write(&path, serde_json::to_vec_pretty(&sbom()?)?)
-                .with_context(|| format!("writing {}", path.display()))?;
-            println!("{}", path.display());
+            println!("{}", write_sbom()?.display());
             Ok(())
         }
     }
+}
+
+fn write_sbom() -> Result<PathBuf> {
+    let path = Profile::Release.images().join("sbom.spdx.json");
+    fs::create_dir_all(Profile::Release.images()).context("making the images' folder")?;
+    fs::write(&path, serde_json::to_vec_pretty(&sbom()?)?)
+        .with_context(|| format!("writing {}", path.display()))?;
+    Ok(path)
 }
 
 pub fn crane() -> Result<PathBuf> {
@@ -138,15 +153,13 @@ fn sbom() -> Result<Value> {
         String::from_utf8_lossy(&output.stderr)
     );
     let metadata: Value = serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
-    let own: BTreeSet<&str> = metadata["workspace_members"]
-        .as_array()
-        .into_iter()
-        .flatten()
-        .filter_map(Value::as_str)
-        .collect();
+    let used = used(&metadata);
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let packages: Vec<Value> = packages
-        .filter(|package| !own.contains(package["id"].as_str().unwrap_or_default()))
+        .filter(|package| {
+            let is_own = package["source"].is_null();
+            !is_own && used.contains(package["id"].as_str().unwrap_or_default())
+        })
         .map(described)
         .collect();
     Ok(json!({
@@ -158,13 +171,41 @@ fn sbom() -> Result<Value> {
     }))
 }
 
+/// Returns the ids of the packages that the images' binaries are built of: not what only tests and tools need.
+fn used(metadata: &Value) -> BTreeSet<&str> {
+    let nodes = metadata["resolve"]["nodes"].as_array().into_iter().flatten();
+    let nodes: BTreeMap<&str, &Value> = nodes
+        .filter_map(|node| Some((node["id"].as_str()?, node)))
+        .collect();
+    let packages = metadata["packages"].as_array().into_iter().flatten();
+    let mut left: Vec<&str> = packages
+        .filter(|package| package["source"].is_null())
+        .filter(|package| BINARIES.contains(&package["name"].as_str().unwrap_or_default()))
+        .filter_map(|package| package["id"].as_str())
+        .collect();
+    let mut used = BTreeSet::new();
+    while let Some(id) = left.pop() {
+        if !used.insert(id) {
+            continue;
+        }
+        let own = nodes.get(id).and_then(|node| node["deps"].as_array());
+        for dependency in own.into_iter().flatten() {
+            let mut kinds = dependency["dep_kinds"].as_array().into_iter().flatten();
+            if kinds.any(|kind| kind["kind"] != "dev") {
+                left.extend(dependency["pkg"].as_str());
+            }
+        }
+    }
+    used
+}
+
 fn described(package: &Value) -> Value {
     let text = |key: &str| package[key].as_str().unwrap_or("NOASSERTION").to_owned();
     let (name, version) = (text("name"), text("version"));
     json!({
         "SPDXID": format!("SPDXRef-{}-{}", name.replace('_', "-"), version.replace('+', "-")),
         "name": name, "versionInfo": version,
-        "licenseDeclared": text("license").replace('/', " OR "), "licenseConcluded": "NOASSERTION",
+        "licenseDeclared": text("license").replace(" / ", "/").replace('/', " OR "), "licenseConcluded": "NOASSERTION",
         "downloadLocation": package["repository"].as_str().unwrap_or("NOASSERTION"),
         "externalRefs": [{
             "referenceCategory": "PACKAGE-MANAGER", "referenceType": "purl",
@@ -243,6 +284,9 @@ mod tests {
         assert_eq!(tokio["licenseDeclared"], "MIT");
         let locator = tokio["externalRefs"][0]["referenceLocator"].as_str().unwrap();
         assert!(locator.starts_with("pkg:cargo/tokio@1."), "{locator}");
-        assert!(!packages.iter().any(|package| package["name"] == "transitd"));
+        // Own packages, and what only tests and tools use.
+        for name in ["transitd", "plotters"] {
+            assert!(!packages.iter().any(|package| package["name"] == name), "{name}");
+        }
     }
 }

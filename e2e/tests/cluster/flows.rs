@@ -67,6 +67,9 @@ fn load<'a>((pod, address): &(&'a Pod, Ipv4Addr), waits: Duration) -> Load<'a> {
 /// veths that play the underlay (256 packets, `VETH_RING_SIZE`).
 const MACHINE_DROPS: [&str; 2] = ["backlog_dropped", "uplink_dropped"];
 
+/// How many lost datagrams are the machine's at most, in a test.
+const MAX_EXCUSED: u64 = 2;
+
 /// Counters of all nodes at one time, and what the machine itself has dropped.
 pub struct Counted(BTreeMap<(String, String), u64>);
 
@@ -76,27 +79,33 @@ impl Counted {
         let dropped = backlog_drops().unwrap_or_default();
         counters.insert(("machine".into(), MACHINE_DROPS[0].into()), dropped);
         for node in cluster.nodes().unwrap_or_default() {
-            let dropped = uplink_drops(cluster, &node).unwrap_or_default();
-            counters.insert((node, MACHINE_DROPS[1].into()), dropped);
+            if let Ok(dropped) = uplink_drops(cluster, &node) {
+                counters.insert((node, MACHINE_DROPS[1].into()), dropped);
+            }
         }
         Self(counters)
     }
 
-    /// Asserts that no datagram was lost but those that the machine itself dropped. A datagram is sent once, so one that
+    /// Returns by how much a counter has grown in all, where both know it.
+    fn growth_of(&self, now: &Self, name: &str) -> u64 {
+        let own = now.0.iter().filter(|((_, other), _)| other == name);
+        own.filter_map(|(at, count)| Some(count.saturating_sub(*self.0.get(at)?)))
+            .sum()
+    }
+
+    /// Asserts that no datagram was lost but a few that the machine itself dropped. A datagram is sent once, so one that
     /// the machine drops is missed.
     pub fn assert_not_lost(&self, cluster: &Cluster, lost: &[&Failure], what: &str) {
         if lost.is_empty() {
             return;
         }
         let now = Self::now(cluster);
-        let machines = |all: &Self| -> u64 {
-            let own = all
-                .0
-                .iter()
-                .filter(|((_, name), _)| MACHINE_DROPS.contains(&&**name));
-            own.map(|(_, count)| count).sum()
-        };
-        let dropped = machines(&now).saturating_sub(machines(self));
+        // A packet that does not fit into a CPU's queue may count at its link, too.
+        let dropped = MACHINE_DROPS
+            .map(|name| self.growth_of(&now, name))
+            .into_iter()
+            .max();
+        let dropped = dropped.unwrap_or_default().min(MAX_EXCUSED);
         let told = format!(
             "{what}: {} lost, {lost:?}; counters since: {}",
             lost.len(),

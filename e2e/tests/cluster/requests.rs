@@ -109,7 +109,8 @@ impl Tally {
     }
 }
 
-struct Ends<'a>(&'a AtomicBool);
+/// Ends what runs until the flag is set, also when a test fails.
+pub struct Ends<'a>(pub &'a AtomicBool);
 
 impl Drop for Ends<'_> {
     fn drop(&mut self) {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Condition, Network, Phase};
+use thuban_api::{Condition, DEFAULT_NAME, Network, Phase};
 
 use crate::controller::context::Context;
 use crate::controller::runtime::objects::condition;
@@ -51,7 +51,8 @@ fn leaving(network: &Network, context: &Context) -> Option<Refusal> {
         return Some(Refusal::NetworkDeleting { network: name });
     }
     let vpc = context.vpc(&network.spec.vpc)?;
-    let is_leaving = vpc.metadata.deletion_timestamp.is_some();
+    // Nodes need the default VPC, whoever deletes it by mistake.
+    let is_leaving = vpc.metadata.deletion_timestamp.is_some() && vpc.name_any() != DEFAULT_NAME;
     is_leaving.then(|| Refusal::VpcDeleting {
         network: name,
         vpc: vpc.name_any(),

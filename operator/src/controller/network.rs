@@ -102,7 +102,7 @@ async fn serve(
     let number = wanted(network, &status, context);
     status.bouncers = Some(number);
     let waiting = ensure_bouncers(network, number, context).await?;
-    role_set::judge_spread::<Bouncer>(&network.name_any(), &mut status.conditions, generation, context);
+    role_set::judge_crowded::<Bouncer>(&network.name_any(), &mut status.conditions, generation, context);
     status.working_bouncers = Some(number.saturating_sub(waiting.len() as u32));
     let vpc = context.vpc(&network.spec.vpc);
     let vpc = vpc.and_then(|vpc| Some(vpc.status.as_ref()?.phase));
@@ -150,16 +150,17 @@ async fn serve(
     })
 }
 
-/// Writes an event when 9 of 10 addresses are used, and again after it was fewer.
+/// Writes an event when 9 of 10 addresses are used, and again after it was fewer than 8.
 fn tell_nearly_used_up(network: &Network, capacity: u64, context: &Context) {
     let name = network.name_any();
     let used = context.index.claimed(&name);
-    if used * 10 < capacity * 9 {
+    if used * 10 < capacity * 8 {
         context.clocks.forget(Timed::AddressesNearlyUsedUp, &name);
-    } else if context
-        .clocks
-        .known_for(Timed::AddressesNearlyUsedUp, &name)
-        .is_zero()
+    } else if used * 10 >= capacity * 9
+        && context
+            .clocks
+            .known_for(Timed::AddressesNearlyUsedUp, &name)
+            .is_zero()
     {
         let message = format!(
             "{used} of {capacity} IPv4 addresses are used: append a range to spec.cidrs, or delete Endpoints that \

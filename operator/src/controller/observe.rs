@@ -13,7 +13,7 @@ use thuban_api::{
 };
 
 use crate::controller::admission::admitted;
-use crate::controller::cache::last_seen::{DefaultNetwork, Entrance};
+use crate::controller::cache::last_seen::{DefaultNetwork, Entrance, VpcState};
 use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::droplet::{address_in_force, node_address6};
@@ -251,7 +251,23 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     for claim in claims.iter().filter(|claim| claim.spec.vpc == name) {
         let _ = triggers.vni_claims.send(ObjectRef::from_obj(&**claim));
     }
-    for network in context.index.networks_of(&name) {
+    // Numbers in the status, and advice, are of no concern to networks.
+    let is_news = match change {
+        Change::Applied(vpc) => {
+            let now = VpcState::of(vpc);
+            context.last_seen.vpc_states.replace(&name, now.clone()).as_ref() != Some(&now)
+        }
+        Change::Gone(_) => {
+            context.last_seen.vpc_states.forget(&name);
+            true
+        }
+    };
+    let networks = if is_news || is_another {
+        context.index.networks_of(&name)
+    } else {
+        Vec::new()
+    };
+    for network in networks {
         triggers.network(&network);
         wake_endpoints(context, &network);
         if is_another {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::condition::set;
+use thuban_api::condition::{ADVICE, set};
 use thuban_api::{Condition, DEFAULT_NAME, Vpc};
 
 use crate::controller::context::Context;
@@ -12,7 +12,6 @@ use crate::controller::runtime::objects::condition;
 use crate::model::admission::network_of;
 use crate::model::service::Service;
 
-const CONDITION: &str = "SharedServices";
 pub const REASON: &str = "ServiceNotShared";
 
 fn pair(name: &str) -> Option<(String, String)> {
@@ -47,28 +46,21 @@ pub fn judge(vpc: &Vpc, conditions: &mut Vec<Condition>, context: &Context) -> O
         .filter(|name| !name.starts_with('-'))
         .collect();
     if added.is_empty() {
-        conditions.retain(|condition| condition.kind != CONDITION);
+        conditions.retain(|condition| condition.kind != ADVICE);
         return None;
     }
     let unfit: Vec<String> = added.iter().filter_map(|name| unfit(name, context)).collect();
     let generation = vpc.metadata.generation;
     if unfit.is_empty() {
         let message = "all Services of spec.sharedServices can be shared";
-        set(
-            conditions,
-            condition(CONDITION, true, "Shared", message, generation),
-        );
+        set(conditions, condition(ADVICE, true, "Shared", message, generation));
         return None;
     }
     let message = format!(
         "spec.sharedServices: {}. Correct the entry, or create the Service in the VPC {DEFAULT_NAME}",
         unfit.join("; ")
     );
-    set(
-        conditions,
-        condition(CONDITION, false, REASON, &message, generation),
-    )
-    .then_some(message)
+    set(conditions, condition(ADVICE, false, REASON, &message, generation)).then_some(message)
 }
 
 /// Returns why a Service can't be shared.
@@ -83,8 +75,11 @@ fn unfit(name: &str, context: &Context) -> Option<String> {
     let own: BTreeMap<_, _> = service.metadata.annotations.clone().unwrap_or_default();
     let network = network_of(&own, &of_space);
     let vpc = context.network(&network).map(|network| network.spec.vpc.clone());
-    let is_other = vpc.as_deref().is_some_and(|vpc| vpc != DEFAULT_NAME);
-    is_other.then(|| format!("Service {name} is in another VPC than {DEFAULT_NAME}"))
+    if vpc.as_deref() != Some(DEFAULT_NAME) {
+        return Some(format!("Service {name} is in another VPC than {DEFAULT_NAME}"));
+    }
+    let is_headless = service.cluster_ips().is_empty();
+    is_headless.then(|| format!("Service {name} has no ClusterIP"))
 }
 
 #[cfg(test)]

@@ -104,7 +104,7 @@ async fn serve(
     status.working_dividers = Some(number.saturating_sub(waiting.len() as u32));
     status.egress = Some(has_egress(vpc));
     status.networks = u32::try_from(context.index.networks_of(&vpc.name_any()).len()).ok();
-    role_set::judge_spread::<Divider>(&vpc.name_any(), &mut status.conditions, generation, context);
+    role_set::judge_crowded::<Divider>(&vpc.name_any(), &mut status.conditions, generation, context);
     let unshared = shared_services::judge(vpc, &mut status.conditions, context);
     let readiness = readiness(status.phase, None, waiting.len());
     match readiness {

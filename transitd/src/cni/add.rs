@@ -55,6 +55,9 @@ fn exists(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {
     Ok(())
 }
 
+/// Reasons of refusals that often pass by themselves, because an address is freed: ADD waits, and then fails with them.
+const PASSING: [&str; 3] = ["AddressTaken", "ClaimDenied", "NetworkFull"];
+
 async fn wait(node: &Node, request: &ValidatedAdd) -> Result<LocalEndpoint, AttachmentError> {
     let seconds = node.settings.add_deadline;
     let deadline = tokio::time::Instant::now() + Duration::from_secs(seconds);
@@ -63,28 +66,33 @@ async fn wait(node: &Node, request: &ValidatedAdd) -> Result<LocalEndpoint, Atta
     loop {
         changes.mark_unchanged();
         let readiness = node.state().readiness(&request.pod_uid);
-        let missing = match readiness {
+        let failed = match readiness {
             Readiness::Ready(endpoint) => return Ok(endpoint),
             Readiness::Refused { reason, message } => {
-                return Err(AttachmentError::Refused {
-                    namespace,
-                    name,
+                let passes = PASSING.contains(&reason.as_str());
+                let refused = AttachmentError::Refused {
+                    namespace: namespace.clone(),
+                    name: name.clone(),
                     reason,
                     message,
-                });
+                };
+                if !passes {
+                    return Err(refused);
+                }
+                refused
             }
-            Readiness::NotYet(missing) => missing,
+            Readiness::NotYet(missing) => AttachmentError::NotReady {
+                namespace: namespace.clone(),
+                name: name.clone(),
+                seconds,
+                missing,
+            },
         };
         if !matches!(
             tokio::time::timeout_at(deadline, changes.changed()).await,
             Ok(Ok(()))
         ) {
-            return Err(AttachmentError::NotReady {
-                namespace,
-                name,
-                seconds,
-                missing,
-            });
+            return Err(failed);
         }
     }
 }

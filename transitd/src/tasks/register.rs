@@ -92,7 +92,7 @@ async fn register(node: &Node, droplets: &Api<Droplet>) -> Result<(), RegisterEr
             source: Box::new(source),
         }
     };
-    let spec = desired(node);
+    let mut spec = desired(node);
     match droplets.get_opt(name).await.map_err(failed("read"))? {
         None => {
             droplets
@@ -101,7 +101,14 @@ async fn register(node: &Node, droplets: &Api<Droplet>) -> Result<(), RegisterEr
                 .map_err(failed("create"))?;
             info!(droplet = name, "Droplet created");
         }
-        Some(mut droplet) if droplet.spec != spec => {
+        Some(mut droplet) => {
+            if spec.limit_queue.is_empty() {
+                // A limit that an earlier transitd set has told it.
+                spec.limit_queue.clone_from(&droplet.spec.limit_queue);
+            }
+            if droplet.spec == spec {
+                return Ok(());
+            }
             droplet.spec = spec;
             // The update carries the resourceVersion that was read.
             droplets
@@ -110,7 +117,6 @@ async fn register(node: &Node, droplets: &Api<Droplet>) -> Result<(), RegisterEr
                 .map_err(failed("update"))?;
             info!(droplet = name, "Droplet updated");
         }
-        Some(_) => {}
     }
     Ok(())
 }

@@ -61,7 +61,9 @@ fn get(namespace: &str, address: Ipv4Addr) -> std::io::Result<String> {
         let address = SocketAddr::new(address.into(), PORT);
         let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: node\r\n\r\n")?;
+        stream.write_all(
+            b"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: application/openmetrics-text\r\n\r\n",
+        )?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;
         Ok(answer)

@@ -11,6 +11,7 @@ use thuban_cluster::Cluster;
 
 use crate::flows::none_lost_while;
 use crate::leadership::{leader, pod_of};
+use crate::requests::Ends;
 use crate::support::{Pod, apply, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
@@ -127,6 +128,7 @@ fn policy_changes_pass_only_what_old_or_new_allow() {
     let (is_over, tried, passed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let mut took = Vec::new();
     std::thread::scope(|scope| {
+        let ends = Ends(&is_over);
         let stranger = scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) {
                 tried.fetch_add(1, Ordering::Relaxed);
@@ -159,10 +161,9 @@ fn policy_changes_pass_only_what_old_or_new_allow() {
                 until(&guest, server.address, passes)?;
                 took.push((Kill::None, start.elapsed()));
             }
-            is_over.store(true, Ordering::Relaxed);
             Ok(())
         });
-        is_over.store(true, Ordering::Relaxed);
+        drop(ends);
         stranger.join().unwrap();
     });
     eprintln!("changes took, three answers included: {took:.3?}");

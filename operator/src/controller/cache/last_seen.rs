@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
-use thuban_api::{Network, Phase};
+use thuban_api::{Network, Phase, Vpc};
 
 use crate::model::bandwidth::{Limits, Remark};
 
@@ -29,6 +29,32 @@ impl<V> Sights<V> {
     pub fn forget(&self, name: &str) {
         let mut sights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         sights.remove(name);
+    }
+}
+
+/// The fields of a VPC that decide about its networks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VpcState {
+    pub generation: Option<i64>,
+    pub vni: Option<u32>,
+    pub cidrs: Vec<String>,
+    pub phase: Phase,
+    /// It has been checked.
+    pub is_judged: bool,
+    pub is_leaving: bool,
+}
+
+impl VpcState {
+    pub fn of(vpc: &Vpc) -> Self {
+        let status = vpc.status.clone().unwrap_or_default();
+        Self {
+            generation: vpc.metadata.generation,
+            vni: status.vni,
+            cidrs: status.cidrs,
+            phase: status.phase,
+            is_judged: !status.conditions.is_empty(),
+            is_leaving: vpc.metadata.deletion_timestamp.is_some(),
+        }
     }
 }
 
@@ -61,6 +87,7 @@ pub struct LastSeen {
     pub labels: Sights<BTreeMap<String, String>>,
     /// The namespaces that VPCs let in.
     pub vpcs: Sights<Option<LabelSelector>>,
+    pub vpc_states: Sights<VpcState>,
     pub networks: Sights<Entrance>,
     pub default_network: Sights<DefaultNetwork>,
     /// The limits of networks' pods.

@@ -22,7 +22,7 @@ use crate::model::scaling::{Bounds, Demand, Scaling, scale};
 const SCALE_DOWN_DELAY: Duration = Duration::from_mins(5);
 
 /// The condition of a parent whose roles share droplets.
-const SPREAD: &str = "Spread";
+const CROWDED: &str = "Crowded";
 
 /// How often the operator looks at loads.
 pub const LOOK_AT_LOAD: Duration = Duration::from_secs(10);
@@ -51,7 +51,7 @@ pub fn wanted(
 }
 
 /// Has a condition say so while roles of a parent share a droplet: if it dies, several are lost at once.
-pub fn judge_spread<R: Role>(
+pub fn judge_crowded<R: Role>(
     parent: &str,
     conditions: &mut Vec<Condition>,
     generation: Option<i64>,
@@ -61,7 +61,7 @@ pub fn judge_spread<R: Role>(
     let placed: Vec<&str> = roles.iter().filter_map(|role| role.droplet()).collect();
     let droplets: BTreeSet<&str> = placed.iter().copied().collect();
     if droplets.len() == placed.len() {
-        conditions.retain(|condition| condition.kind != SPREAD);
+        conditions.retain(|condition| condition.kind != CROWDED);
         return;
     }
     let (kind, number, places) = (R::KIND, placed.len(), droplets.len());
@@ -71,7 +71,7 @@ pub fn judge_spread<R: Role>(
     );
     set(
         conditions,
-        condition(SPREAD, false, "DropletsShared", &message, generation),
+        condition(CROWDED, true, "DropletsShared", &message, generation),
     );
 }
 
