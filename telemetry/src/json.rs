@@ -77,9 +77,12 @@ impl Visit for Fields {
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        let causes = std::iter::successors(Some(value), |error| error.source());
-        let chain: Vec<String> = causes.map(ToString::to_string).collect();
-        self.add(field, chain.join(": ").into());
+        let (mut chain, mut cause) = (value.to_string(), value.source());
+        while let Some(error) = cause {
+            chain = format!("{chain}: {error}");
+            cause = error.source();
+        }
+        self.add(field, chain.into());
     }
 }
 
