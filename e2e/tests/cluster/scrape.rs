@@ -47,8 +47,13 @@ pub fn metrics(address: &str) -> Result<BTreeMap<String, f64>> {
 
 /// Returns the metrics of transitd, as scraped on its node.
 pub fn of_node(cluster: &Cluster, node: &str) -> Result<BTreeMap<String, f64>> {
+    series(&page_of_node(cluster, node)?)
+}
+
+/// Returns the answer with these metrics.
+pub fn page_of_node(cluster: &Cluster, node: &str) -> Result<String> {
     let address = SocketAddr::new(Ipv4Addr::LOCALHOST.into(), TRANSITD_PORT);
-    series(&cluster.in_node(node, || ask(address, "/metrics"))?)
+    cluster.in_node(node, || ask(address, "/metrics"))
 }
 
 pub fn series(answer: &str) -> Result<BTreeMap<String, f64>> {

@@ -1,6 +1,9 @@
 //! The metrics and probes of operator and transitd.
 
-use crate::scrape::{http, metrics, of_node, replicas};
+use std::io::Write as _;
+use std::process::{Command, Stdio};
+
+use crate::scrape::{http, metrics, of_node, page_of_node, replicas};
 use crate::support::REACHED;
 use crate::tenants::tenants;
 
@@ -112,5 +115,30 @@ fn transitd_of_each_node_counts_what_it_has() {
         };
         let is_named = |series: &String| names().any(|name| series.contains(name));
         assert!(!seen.keys().any(is_named), "{node}: a tenant is named: {seen:#?}");
+    }
+}
+
+/// Prometheus' own tool has no objection to names, types and help of the pages.
+#[test]
+fn promtool_finds_no_fault_with_pages() {
+    let cluster = &tenants().cluster;
+    let mut pages = vec![("transitd", page_of_node(cluster, "node-a").unwrap())];
+    for address in replicas(cluster) {
+        pages.push(("operator", http(&address, "/metrics").unwrap()));
+    }
+    for (whose, answer) in pages {
+        let (_, page) = answer.split_once("\r\n\r\n").unwrap();
+        assert!(page.contains("thuban_build_info{version="), "{whose}");
+        let mut child = Command::new("promtool")
+            .args(["check", "metrics"])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let told = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{whose}: {told}");
     }
 }
