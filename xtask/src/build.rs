@@ -29,7 +29,7 @@ pub const DEMO: &str = "demo";
 pub enum Profile {
     /// The binaries that users run.
     Release,
-    /// Those of the demo, compiled with less optimisation: in half the time, and for tests their dependencies are there.
+    /// Those of the demo, compiled with less optimisation: in half the time, and tests use their dependencies.
     Demo,
     /// The binaries that `cargo xtask test` has built anyway: with assertions, overflow checks and failpoints.
     Test,

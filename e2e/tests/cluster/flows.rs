@@ -93,7 +93,7 @@ impl Counted {
             .sum()
     }
 
-    /// Asserts that no datagram was lost but a few that the machine itself dropped. A datagram is sent once, so one that
+    /// Asserts that no datagram was lost but a few that the machine itself dropped. Each is sent once, so one that
     /// the machine drops is missed.
     pub fn assert_not_lost(&self, cluster: &Cluster, lost: &[&Failure], what: &str) {
         if lost.is_empty() {

@@ -1,4 +1,4 @@
-//! The Services of the VPC `default` that a VPC shares: which are meant, and which of those that it names are not there.
+//! The Services of the VPC `default` that a VPC shares: which are meant, and which of these are not there.
 
 use std::collections::{BTreeMap, BTreeSet};
 

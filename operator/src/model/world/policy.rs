@@ -286,6 +286,7 @@ impl World {
         if self.enforcement.is_idle() {
             self.enforcement.policies.take_touched();
             self.enforcement.stale.clear();
+            self.enforcement.is_complete = false;
             return Vec::new();
         }
         if std::mem::take(&mut self.enforcement.has_other_nodes) {
@@ -508,6 +509,8 @@ impl World {
     pub(super) fn apply_fresh(&mut self) {
         let fresh = std::mem::take(&mut self.enforcement.fresh);
         if self.enforcement.is_idle() {
+            // The next policy is applied to all endpoints, these among them.
+            self.enforcement.is_complete = false;
             return;
         }
         let mut vpcs = BTreeSet::new();

@@ -247,6 +247,30 @@ fn another_label_of_an_endpoint_costs_one_row() {
     }
 }
 
+/// A policy that selected nobody came and went before the pods, and left nothing that the next one goes by.
+#[test]
+fn pods_that_came_between_policies_are_judged() {
+    for is_looked_at in [false, true] {
+        let mut world = small(4);
+        set(&mut world, "db", &of_web());
+        world.roll_out(0);
+        world.flush();
+        world.set_network_policy("ns", "db", 0, None).unwrap();
+        if is_looked_at {
+            world.roll_out(1);
+        }
+        add(&mut world, "db", 3, 11);
+        world.flush();
+        set(&mut world, "db", &of_web());
+        world.roll_out(2);
+        world.flush();
+        assert!(
+            local(&world, 11).ingress_set.is_some(),
+            "looked at: {is_looked_at}"
+        );
+    }
+}
+
 #[test]
 fn policy_waits_until_all_droplets_of_the_vpc_know_it() {
     let mut world = small(5);
