@@ -330,6 +330,10 @@ fn roles_and_droplets() -> Vec<Case> {
             droplet("agentHook", json!("dpdk")),
             "spec.agentHook must be xdp or tc",
         ),
+        Case(
+            droplet("limitQueue", json!("cake")),
+            "spec.limitQueue must be fq_codel or fifo",
+        ),
     ]
 }
 
