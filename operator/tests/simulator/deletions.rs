@@ -14,7 +14,7 @@ use crate::directed::{begin, check, delete, has, second, until, until_gone};
 use crate::invariants::addresses;
 use crate::kind::Kind;
 use crate::simulation::{Simulation, State};
-use crate::store::{is_deleting, text};
+use crate::store::{self, is_deleting, text};
 
 fn create(simulation: &Simulation, kind: Kind, namespace: &str, name: &str, spec: &Value) {
     simulation.with(|state| {
@@ -36,9 +36,8 @@ pub fn says(
     reason: &str,
 ) -> bool {
     let object = state.store.value(kind, namespace, name);
-    let conditions = object.and_then(|object| object.pointer("/status/conditions")?.as_array());
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|told| text(told, "/type") == condition && text(told, "/reason") == reason)
+    let told = object.and_then(|object| store::condition(object, condition));
+    told.is_some_and(|told| text(told, "/reason") == reason)
 }
 
 async fn until_gone_network(simulation: &Arc<Simulation>, name: &str) {

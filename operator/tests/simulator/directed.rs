@@ -41,7 +41,7 @@ use crate::kind::Kind;
 use crate::operators::{self, Operator};
 use crate::schedule;
 use crate::simulation::{Simulation, State};
-use crate::store::{Preconditions, is_deleting, text};
+use crate::store::{Preconditions, condition, is_deleting, text};
 use crate::tables::Slot;
 
 /// The first VNI that is given out.
@@ -423,9 +423,8 @@ fn exchange(simulation: &Simulation, node: &str, kinds: &Kinds) {
 fn says(state: &State, pod: &str, reason: &str) -> bool {
     let mut endpoints = state.store.values(Kind::Endpoint);
     let endpoint = endpoints.find(|endpoint| text(endpoint, "/spec/podRef/name") == pod);
-    let conditions = endpoint.and_then(|endpoint| endpoint.pointer("/status/conditions")?.as_array());
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|condition| text(condition, "/type") == "Ready" && text(condition, "/reason") == reason)
+    let ready = endpoint.and_then(|endpoint| condition(endpoint, "Ready"));
+    ready.is_some_and(|ready| text(ready, "/reason") == reason)
 }
 
 #[test]

@@ -14,7 +14,7 @@ use crate::directed::{begin, check, until};
 use crate::kind::Kind;
 use crate::operators;
 use crate::simulation::{Simulation, State};
-use crate::store::text;
+use crate::store::{condition, text};
 
 pub const ZONE: &str = "topology.kubernetes.io/zone";
 pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
@@ -97,10 +97,7 @@ fn roles_are_on_nodes_that_are_labelled_for_them() {
 
 /// Returns the reason of a condition of the type.
 fn reason<'a>(object: &'a Value, kind: &str) -> &'a str {
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-    let mut conditions = conditions.into_iter().flatten();
-    let told = conditions.find(|told| text(told, "/type") == kind);
-    told.map_or("", |told| text(told, "/reason"))
+    condition(object, kind).map_or("", |told| text(told, "/reason"))
 }
 
 /// Makes a node with one address, and a Droplet that names another address or another node.

@@ -13,7 +13,7 @@ use crate::kind::Kind;
 use crate::random::Random;
 use crate::schedule::NAMESPACES;
 use crate::simulation::State;
-use crate::store::{Preconditions, is_deleting, text};
+use crate::store::{Preconditions, condition, is_deleting, text};
 use crate::tables::{Slot, number};
 
 /// Does a random action of users.
@@ -114,10 +114,7 @@ fn has_state(state: &State, policy: &Value, are_all_enforcing: bool) -> Result<(
         .store
         .value(Kind::PolicyState, namespace, text(policy, "/metadata/name"))
         .ok_or("has no PolicyState")?;
-    let conditions = told.pointer("/status/conditions").and_then(Value::as_array);
-    let mut conditions = conditions.into_iter().flatten();
-    let provisioned = conditions.find(|condition| text(condition, "/type") == "Provisioned");
-    let provisioned = provisioned.ok_or("has a PolicyState without conditions")?;
+    let provisioned = condition(told, "Provisioned").ok_or("has a PolicyState without conditions")?;
     if provisioned["observedGeneration"] != policy["metadata"]["generation"] {
         return Err(format!("has a PolicyState of an earlier generation: {told}"));
     }

@@ -116,6 +116,12 @@ pub fn text<'a>(value: &'a Value, path: &str) -> &'a str {
     value.pointer(path).and_then(Value::as_str).unwrap_or_default()
 }
 
+/// Returns an object's condition of a type.
+pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
+    let all = object.pointer("/status/conditions")?.as_array()?;
+    all.iter().find(|told| text(told, "/type") == kind)
+}
+
 pub fn is_deleting(value: &Value) -> bool {
     value.pointer("/metadata/deletionTimestamp").is_some()
 }

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 use super::{begin, check, delete, end_everything, has, until};
 use crate::kind::Kind;
 use crate::simulation::{Simulation, State};
-use crate::store::text;
+use crate::store::{condition, text};
 
 /// How late the first status is stored: within the second in which both objects are made.
 const LATE: Duration = Duration::from_millis(400);
@@ -39,9 +39,7 @@ fn has_in_force(state: &State, kind: Kind, name: &str, range: &str) -> bool {
 /// Returns the reason of the condition `Accepted`.
 fn accepted(state: &State, kind: Kind, name: &str) -> String {
     let object = state.store.value(kind, "", name);
-    let conditions = object.and_then(|object| object.pointer("/status/conditions")?.as_array());
-    let mut conditions = conditions.into_iter().flatten();
-    let accepted = conditions.find(|condition| text(condition, "/type") == "Accepted");
+    let accepted = object.and_then(|object| condition(object, "Accepted"));
     accepted.map_or_else(String::new, |accepted: &Value| {
         text(accepted, "/reason").to_owned()
     })

@@ -15,7 +15,7 @@ use crate::droplet::Manner;
 use crate::kind::Kind;
 use crate::policies;
 use crate::simulation::{Simulation, State};
-use crate::store::text;
+use crate::store::{condition, text};
 
 pub const EAST: &str = "east";
 
@@ -38,12 +38,9 @@ pub fn add_labelled(simulation: &Simulation, name: &str, node: &str, app: &str) 
 
 /// Whether an object has a condition of this type, status and reason, of a generation.
 fn tells(object: &Value, (kind, status, reason): (&str, &str, &str), generation: u64) -> bool {
-    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|condition| {
-        let is = |path, expected| text(condition, path) == expected;
-        let is_said = is("/type", kind) && is("/status", status) && is("/reason", reason);
-        is_said && condition["observedGeneration"] == generation
+    condition(object, kind).is_some_and(|told| {
+        let is = |path, expected| text(told, path) == expected;
+        is("/status", status) && is("/reason", reason) && told["observedGeneration"] == generation
     })
 }
 

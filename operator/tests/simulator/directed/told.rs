@@ -11,22 +11,14 @@ use crate::cluster::add_pod;
 use crate::kind::Kind;
 use crate::schedule::NAMESPACES;
 use crate::simulation::State;
-use crate::store::text;
+use crate::store::{condition, text};
 use crate::tables::Slot;
 
-/// Returns status and reason of an object's condition.
-fn condition(object: Option<&Value>, kind: &str) -> Option<(String, String)> {
-    let conditions = object?.pointer("/status/conditions")?.as_array()?;
-    let told = conditions.iter().find(|told| text(told, "/type") == kind)?;
-    Some((text(told, "/status").to_owned(), text(told, "/reason").to_owned()))
-}
-
+/// Whether an object has a condition of this status and reason; `expected` is none: it has no such condition.
 fn is(state: &State, kind: Kind, name: &str, told: &str, expected: Option<(&str, &str)>) -> bool {
-    let found = condition(state.store.value(kind, "", name).map(|object| &**object), told);
-    found
-        .as_ref()
-        .map(|(status, reason)| (status.as_str(), reason.as_str()))
-        == expected
+    let object = state.store.value(kind, "", name);
+    let told = object.and_then(|object| condition(object, told));
+    told.map(|told| (text(told, "/status"), text(told, "/reason"))) == expected
 }
 
 /// Whether a droplet has the row that says that the pod gets no endpoint, with this reason.
