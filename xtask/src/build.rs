@@ -19,7 +19,7 @@ use crate::{
 };
 
 /// Packages whose binaries go into images.
-const PACKAGES: [&str; 3] = ["thuban-operator", "transitd", "thuban-cni"];
+pub const PACKAGES: [&str; 3] = ["thuban-operator", "transitd", "thuban-cni"];
 
 /// The name of the demo's cluster.
 pub const DEMO: &str = "demo";
@@ -100,7 +100,9 @@ pub fn demo() -> Result<()> {
     deps::ensure()?;
     std::thread::scope(|scope| {
         let tools = scope.spawn(kube::binaries);
-        let built = step("binaries (operator, transitd, CNI plugin)", || develop(&PACKAGES));
+        let built = step("binaries (operator, transitd, CNI plugin)", || {
+            compile(Profile::Demo, &PACKAGES, &[])
+        });
         let object = step("eBPF programs", ebpf::build);
         let tools = step("kube binaries", || {
             tools
@@ -111,17 +113,6 @@ pub fn demo() -> Result<()> {
         let (object, tools) = (object?, tools?);
         step("images", || make_images(Profile::Demo, &object, &tools))
     })
-}
-
-/// Builds the binaries of these packages as the demo runs them.
-pub fn develop(packages: &[&str]) -> Result<()> {
-    let packages = packages.iter().flat_map(|package| ["-p", package]);
-    run_command(
-        cargo()
-            .current_dir(root())
-            .args(["build", "--bins"])
-            .args(packages),
-    )
 }
 
 /// Makes the images; the profile's binaries must have been built.
@@ -155,15 +146,21 @@ pub fn step<T>(name: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
 
 /// Builds the binaries of the images. `more` names the only ones to build, and further arguments of cargo.
 fn release(more: &[&str]) -> Result<()> {
-    release_of(&PACKAGES, more)
+    compile(Profile::Release, &PACKAGES, more)
 }
 
-/// Builds the binaries of these packages, as users run them. `more`: further arguments of cargo.
-pub fn release_of(packages: &[&str], more: &[&str]) -> Result<()> {
+/// Builds the binaries of these packages for a profile. The tests' have been built. `more`: arguments of cargo.
+pub fn compile(profile: Profile, packages: &[&str], more: &[&str]) -> Result<()> {
+    let optimised: &[&str] = match profile {
+        Profile::Release => &["--release"],
+        Profile::Demo => &[],
+        Profile::Test => return Ok(()),
+    };
     run_command(
         cargo()
             .current_dir(root())
-            .args(["build", "--release"])
+            .arg("build")
+            .args(optimised)
             .args(packages.iter().flat_map(|package| ["-p", package]))
             .args(more),
     )

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
-use crate::build::{Profile, develop, images_files, release_of, root, stripped};
+use crate::build::{Profile, compile, images_files, root, stripped};
 use crate::go_tools::GoTools;
 use crate::images::{self, Image};
 use crate::install::{NAMESPACE, manifests_in, wait, workload};
@@ -25,7 +25,7 @@ const GOBGPD: GoTools = GoTools {
     binaries: &["gobgpd"],
 };
 /// The packages of the image.
-const PACKAGES: [&str; 3] = ["cidrd", "lbaasd", "thuban-speaker"];
+pub const PACKAGES: [&str; 3] = ["cidrd", "lbaasd", "thuban-speaker"];
 /// Their binaries.
 const BINARIES: [&str; 4] = ["cidrd", "lbaasd", "lbaasctl", "thuban-speaker"];
 
@@ -36,11 +36,7 @@ pub fn ensure_gobgpd() -> Result<PathBuf> {
 
 /// Returns the image, which is made if it is out of date. The tests' binaries must have been built.
 pub fn archive(profile: Profile) -> Result<PathBuf> {
-    match profile {
-        Profile::Release => release_of(&PACKAGES, &[])?,
-        Profile::Demo => develop(&PACKAGES)?,
-        Profile::Test => {}
-    }
+    compile(profile, &PACKAGES, &[])?;
     let work = images_files(profile)?;
     let binaries = profile.binaries()?;
     let mut files = vec![(ensure_gobgpd()?.join("gobgpd"), "/bin/gobgpd".to_owned())];

@@ -41,15 +41,6 @@ const IMAGES: [(&str, &str, &str); 3] = [
     ("transitd", "transitd.tar", images::TRANSITD),
     ("loadBalancers", "more/load-balancers.tar", images::LOAD_BALANCERS),
 ];
-/// The packages whose binaries are in them.
-const BINARIES: [&str; 6] = [
-    "thuban-operator",
-    "transitd",
-    "thuban-cni",
-    "cidrd",
-    "lbaasd",
-    "thuban-speaker",
-];
 const REGISTRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Subcommand)]
@@ -103,7 +94,7 @@ fn push(profile: Profile, registry: &str, insecure: bool) -> Result<String> {
     let registry = registry.trim_end_matches('/');
     let mut values = format!("images:\n  registry: {registry}\n");
     for (key, archive, name) in IMAGES {
-        let short = name.rsplit('/').next().unwrap_or(name);
+        let short = without_registry(name);
         let target = format!("{registry}/{short}");
         let layout = unpacked(&profile.images().join(archive))?;
         let mut command = Command::new(&crane);
@@ -127,6 +118,11 @@ fn push(profile: Profile, registry: &str, insecure: bool) -> Result<String> {
         let _ = writeln!(values, "  {key}: {{digest: \"{digest}\"}}");
     }
     Ok(values)
+}
+
+/// Returns repository and tag of an image's name.
+fn without_registry(name: &str) -> &str {
+    name.rsplit('/').next().unwrap_or(name)
 }
 
 /// Unpacks an archive into a folder beside it, as crane reads it.
@@ -180,7 +176,10 @@ fn used(metadata: &Value) -> BTreeSet<&str> {
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let mut left: Vec<&str> = packages
         .filter(|package| package["source"].is_null())
-        .filter(|package| BINARIES.contains(&package["name"].as_str().unwrap_or_default()))
+        .filter(|package| {
+            let name = package["name"].as_str().unwrap_or_default();
+            build::PACKAGES.contains(&name) || load_balancers::PACKAGES.contains(&name)
+        })
         .filter_map(|package| package["id"].as_str())
         .collect();
     let mut used = BTreeSet::new();
@@ -245,7 +244,7 @@ pub fn check() -> Result<()> {
     let values: serde_yaml_ng::Value = serde_yaml_ng::from_str(&values)?;
     for (key, _, name) in IMAGES {
         let digest = values["images"][key]["digest"].as_str().context("a digest")?;
-        let short = name.rsplit('/').next().unwrap_or(name);
+        let short = without_registry(name);
         let (repository, _) = short.split_once(':').context("a tag")?;
         for reference in [short.to_owned(), format!("{repository}@{digest}")] {
             let output = Command::new(&crane)

@@ -1,6 +1,6 @@
 //! The Services of the VPC `default` that a VPC shares: which are meant, and which of these are not there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
@@ -72,8 +72,7 @@ fn unfit(name: &str, context: &Context) -> Option<String> {
     };
     let space = context.stores.namespaces.get(&ObjectRef::new(&space));
     let of_space = space.map(|space| space.annotations().clone()).unwrap_or_default();
-    let own: BTreeMap<_, _> = service.metadata.annotations.clone().unwrap_or_default();
-    let network = network_of(&own, &of_space);
+    let network = network_of(service.annotations(), &of_space);
     let vpc = context.network(&network).map(|network| network.spec.vpc.clone());
     if vpc.as_deref() != Some(DEFAULT_NAME) {
         return Some(format!("Service {name} is in another VPC than {DEFAULT_NAME}"));

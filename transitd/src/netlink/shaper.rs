@@ -59,18 +59,20 @@ const MAX_BURST: u64 = 256 << 20;
 /// The longest queue.
 const MAX_QUEUE: u64 = 1 << 30;
 
-/// Whether the log says that `fq_codel` can't be had. Each limit asks for it again: a pod with rights on its network
-/// may have caused the failure for itself.
-static IS_TOLD: AtomicBool = AtomicBool::new(false);
-/// Whether a limit was ever set here with `fq_codel` inside, and whether one was set without.
-static HAS_HAD: [AtomicBool; 2] = [AtomicBool::new(false), AtomicBool::new(false)];
+/// Whether a limit was ever set here with `fq_codel` inside.
+static HAS_HAD_FQ_CODEL: AtomicBool = AtomicBool::new(false);
+/// Whether one was set without, which the log then says once. Each limit asks for `fq_codel` again: a pod with rights
+/// on its network may have caused the failure for itself.
+static HAS_LACKED_FQ_CODEL: AtomicBool = AtomicBool::new(false);
 
 /// Returns the queue inside of limits on this node. `None`: there was no limit yet. One that worked proves that the
 /// kernel has `fq_codel`.
 pub fn queue() -> Option<&'static str> {
-    let names = HAS_HAD.iter().zip(["fq_codel", "fifo"]);
-    let mut had = names.filter(|(has_had, _)| has_had.load(Ordering::Relaxed));
-    had.next().map(|(_, name)| name)
+    if HAS_HAD_FQ_CODEL.load(Ordering::Relaxed) {
+        Some("fq_codel")
+    } else {
+        HAS_LACKED_FQ_CODEL.load(Ordering::Relaxed).then_some("fifo")
+    }
 }
 
 /// Sizes of a token bucket, bytes.
@@ -138,10 +140,11 @@ pub async fn limit(handle: &Handle, (index, name): (u32, &str), rate: ByteRate) 
     limited.map_err(failed("limit (by the kernel's tbf) the bandwidth of", name))?;
     let queue = message(index, QUEUE, CLASS, "fq_codel", vec![]);
     let queued = request(handle, RouteNetlinkMessage::NewQueueDiscipline(queue), flags).await;
-    HAS_HAD[usize::from(queued.is_err())].store(true, Ordering::Relaxed);
-    if let Err(error) = queued
-        && !IS_TOLD.swap(true, Ordering::Relaxed)
-    {
+    let Err(error) = queued else {
+        HAS_HAD_FQ_CODEL.store(true, Ordering::Relaxed);
+        return Ok(());
+    };
+    if !HAS_LACKED_FQ_CODEL.swap(true, Ordering::Relaxed) {
         warn!(
             error = &error as &dyn std::error::Error,
             "fq_codel can't be had: pods with a limit of bandwidth have a plain queue"
