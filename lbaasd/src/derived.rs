@@ -264,7 +264,7 @@ pub fn port_text(port: &VipPort) -> String {
 }
 
 /// Brings a Vip's Service to what it should be. Returns whether the Vip is accepted.
-pub async fn settle(vip: &Vip, context: &Context) -> Result<Said, kube::Error> {
+pub async fn reconcile(vip: &Vip, context: &Context) -> Result<Said, kube::Error> {
     let valid = (
         ConditionStatus::True,
         "Valid",

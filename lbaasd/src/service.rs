@@ -41,7 +41,7 @@ const LONGEST_NAME: usize = 63;
 /// The length of the longest name in DNS.
 const LONGEST_DOMAIN: usize = 240;
 /// How soon a Service is looked at again that waits for a Vip of its name to go.
-const SOON: Duration = Duration::from_secs(5);
+const WAITING_RETRY: Duration = Duration::from_secs(5);
 /// How soon a Service with a Vip is looked at again, whatever was heard.
 const AGAIN: Duration = Duration::from_mins(1);
 
@@ -297,7 +297,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     if is_told || is_ours(&service, *is_default) {
         tell(client, &service, &ingress(&service, vip.as_ref())).await?;
     }
-    Ok(Action::requeue(if waits { SOON } else { AGAIN }))
+    Ok(Action::requeue(if waits { WAITING_RETRY } else { AGAIN }))
 }
 
 /// Writes the addresses into a Service's status.

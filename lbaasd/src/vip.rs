@@ -34,9 +34,9 @@ use crate::{derived, service};
 /// The finalizer of Vips.
 pub const FINALIZER: &str = "thuban.dev/vip";
 /// How soon a Vip is looked at again whose end waits, or when cidrd is away.
-const SOON: Duration = Duration::from_secs(2);
+const LEASE_RETRY: Duration = Duration::from_secs(2);
 /// How soon a Vip is looked at again that was refused something.
-const LATER: Duration = Duration::from_secs(30);
+const ANSWERED_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Error)]
 pub enum VipError {
@@ -271,7 +271,7 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     let accepted = if service::is_of_service(&vip) {
         judge(&vip, &context).await?
     } else {
-        derived::settle(&vip, &context).await?
+        derived::reconcile(&vip, &context).await?
     };
     let outcome = lease(&vip, &accepted, &context).await?;
     if let Outcome::Refused(reason, message, _) = &outcome {
@@ -289,8 +289,8 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     let is_accepted = accepted.0 == ConditionStatus::True;
     Ok(Action::requeue(match outcome {
         Outcome::Granted(_) if is_accepted => RENEW_EVERY,
-        Outcome::Granted(_) | Outcome::Refused(..) => LATER,
-        Outcome::Away => SOON,
+        Outcome::Granted(_) | Outcome::Refused(..) => ANSWERED_RETRY,
+        Outcome::Away => LEASE_RETRY,
     }))
 }
 

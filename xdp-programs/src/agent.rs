@@ -27,7 +27,7 @@ use crate::{
     front, gates, host, inner, load, maps, meter, misses, nd as neighbours, policy, refuse, reject,
     rewrite::rewrite,
     service, too_big,
-    trace::{Observed, settle},
+    trace::{Observed, record_outcome},
     work::{Choice, Work},
 };
 
@@ -52,7 +52,7 @@ pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
         return F::DROP;
     };
     let outcome = handle(frame, observed, attachment);
-    settle::<F>(point, observed, outcome)
+    record_outcome::<F>(point, observed, outcome)
 }
 
 #[inline(always)]

@@ -315,8 +315,8 @@ pub fn may_be_direct<F: Frame>(frame: &F, vni: u32, packet: &IpPacket) -> Result
     if !gates::is_open(interface) || !packet.has_ports() {
         return Ok(true);
     }
-    let settles = packet.protocol == ipv4::UDP || signal(frame, packet)?.opens;
-    Ok(!settles || connections::yield_to(interface, vni, packet))
+    let decides = packet.protocol == ipv4::UDP || signal(frame, packet)?.opens;
+    Ok(!decides || connections::yield_to(interface, vni, packet))
 }
 
 /// Whether an answer to an endpoint of this droplet may be a service's, so that tc must have it.

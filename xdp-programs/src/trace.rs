@@ -90,7 +90,7 @@ impl Observed {
 
 /// Counts the outcome; an error is a drop.
 #[inline(always)]
-pub fn settle<F: Frame>(point: TracePoint, observed: &Observed, outcome: Outcome) -> Verdict {
+pub fn record_outcome<F: Frame>(point: TracePoint, observed: &Observed, outcome: Outcome) -> Verdict {
     let (verdict, counter) = match outcome {
         Ok((verdict, counter)) => (verdict, counter),
         Err(reason) => (F::DROP, Some(reason)),

@@ -27,7 +27,7 @@ use crate::{
     front, inner, load, maps, path_mtu, policy, probe, reject,
     rewrite::rewrite,
     service,
-    trace::{Observed, settle},
+    trace::{Observed, record_outcome},
     work::Work,
 };
 
@@ -51,7 +51,7 @@ pub fn run<F: Frame>(frame: &mut F, point: TracePoint) -> Verdict {
         return F::DROP;
     };
     let outcome = handle(frame, observed);
-    settle::<F>(point, observed, outcome)
+    record_outcome::<F>(point, observed, outcome)
 }
 
 /// Delivers a frame that XDP transit decapsulated, at the tc hook behind it.
@@ -61,7 +61,7 @@ pub fn deliver(frame: &mut TcFrame, metadata: TransitMetadata) -> Verdict {
         return TcFrame::DROP;
     };
     let outcome = deliver::decapsulated(frame, metadata, observed);
-    settle::<TcFrame>(TracePoint::TransitTc, observed, outcome)
+    record_outcome::<TcFrame>(TracePoint::TransitTc, observed, outcome)
 }
 
 #[inline(always)]

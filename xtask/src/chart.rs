@@ -22,7 +22,7 @@ const POD: &str = "charted";
 /// The port where the pod answers datagrams.
 const PORT: u16 = 8081;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-const SOON: Duration = Duration::from_mins(1);
+const SERVER_TIMEOUT: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_millis(10);
 /// What a value that is missing names.
 const REQUIRED: &str = "KUBERNETES_SERVICE_HOST";
@@ -148,7 +148,7 @@ fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)> {
     let is_answered = || socket.send(b"hostname").is_ok() && socket.recv(&mut [0; 256]).is_ok();
     let began = Instant::now();
     while !is_answered() {
-        ensure!(began.elapsed() < SOON, "{server} does not answer");
+        ensure!(began.elapsed() < SERVER_TIMEOUT, "{server} does not answer");
     }
     let (mut asked, mut lost) = (0, 0);
     while !is_over.load(Ordering::Relaxed) {

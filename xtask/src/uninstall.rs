@@ -80,7 +80,7 @@ fn remove(cluster: &Cluster) -> Result<()> {
             return Err(error);
         }
     }
-    settle(cluster)?;
+    wait_until_deleted(cluster)?;
     clean_nodes(cluster)
 }
 
@@ -210,7 +210,7 @@ fn waiting(object: &Value) -> String {
 }
 
 /// Waits for all that was deleted, and removes by force the objects that nobody else can remove.
-fn settle(cluster: &Cluster) -> Result<()> {
+fn wait_until_deleted(cluster: &Cluster) -> Result<()> {
     let mut last_pods = Instant::now();
     let is_done = wait("the API server", PATIENCE_WITH_SERVER, || {
         take_finalizers(cluster)?;

@@ -87,6 +87,9 @@ fn every_counter_has_a_test() {
         include_str!("../datapath/isolation.rs"),
     ]
     .concat();
+    // A comment tests nothing.
+    let code = tests.lines().filter(|line| !line.trim_start().starts_with("//"));
+    let tests = code.collect::<Vec<_>>().join("\n");
     let untested: Vec<&str> = Counter::ALL
         .iter()
         .filter(|counter| {

@@ -254,7 +254,7 @@ fn raw<const BYTES: usize, const WORDS: usize>(bytes: &[u8; BYTES]) -> [u16; WOR
 }
 
 /// Returns the result of a frame at a hook: an error is a drop.
-pub fn settle(outcome: Result<Expect, Refusal>) -> Expect {
+pub fn expected(outcome: Result<Expect, Refusal>) -> Expect {
     outcome.unwrap_or_else(Expect::Drop)
 }
 

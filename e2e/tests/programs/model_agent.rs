@@ -14,8 +14,8 @@ use crate::{
     answers::{HOST, HOST6, TRACKED, TRACKED6, advertisement, arp_reply, too_big, too_big6},
     fixture::Expect,
     model::{
-        Model, OVERHEAD, Packet, Refusal, TO_TC, attached, elsewhere, first, member, reaches, settle, subnet,
-        vpc,
+        Model, OVERHEAD, Packet, Refusal, TO_TC, attached, elsewhere, expected, first, member, reaches,
+        subnet, vpc,
     },
     rows::{DROPLETS, Endpoint, HERE, Subnet},
     world::Hook,
@@ -38,7 +38,7 @@ impl Model {
             hook,
             frame,
         };
-        settle(self.sent(&sent))
+        expected(self.sent(&sent))
     }
 
     fn sent(&self, sent: &Sent) -> Result<Expect, Refusal> {

@@ -10,7 +10,7 @@ use thuban_common::{
 
 use crate::{
     fixture::Expect,
-    model::{Local, Model, Packet, Refusal, TO_TC, elsewhere, first, member, reaches, settle, subnet, vpc},
+    model::{Local, Model, Packet, Refusal, TO_TC, elsewhere, expected, first, member, reaches, subnet, vpc},
     rows::{ASKED, DROPLETS, HERE, MTU, SECRET},
     world::Hook,
 };
@@ -71,8 +71,8 @@ fn outer(frame: &[u8]) -> Outer {
 impl Model {
     pub fn transit(&mut self, hook: Hook, frame: &[u8]) -> Expect {
         match outer(frame) {
-            Outer::Geneve => settle(self.arrived(hook, frame)),
-            Outer::Malformed => settle(Err(Counter::BadHeader)),
+            Outer::Geneve => expected(self.arrived(hook, frame)),
+            Outer::Malformed => expected(Err(Counter::BadHeader)),
             Outer::Icmp if hook == Hook::Tc => Expect::Pass(self.learn(&frame[34..])),
             _ => Expect::Pass(None),
         }

@@ -33,11 +33,11 @@ pub const CONDITION: &str = "DnsReady";
 /// the request, and time for what is on its way.
 pub const LATE_REQUESTS: Duration = Duration::from_secs(15);
 /// How soon a name is looked at again.
-const AGAIN: Duration = Duration::from_mins(1);
+const LOOK_INTERVAL: Duration = Duration::from_mins(1);
 /// How soon a name is looked at again at a server that was away.
-const AWAY: Duration = Duration::from_secs(10);
+const SERVER_RETRY: Duration = Duration::from_secs(10);
 /// How soon a Vip is looked at again that has changed meanwhile.
-const SOON: Duration = Duration::from_secs(2);
+const RECORDS_RETRY: Duration = Duration::from_secs(2);
 
 pub struct Context {
     pub client: Client,
@@ -185,7 +185,7 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, k
                 _ => "the name is published once a node announces the addresses",
             };
             context.say(&vip, Some((reason, message.to_owned()))).await?;
-            Ok(Action::requeue(AGAIN))
+            Ok(Action::requeue(LOOK_INTERVAL))
         }
         Step::Wait(left) => Ok(Action::requeue(left)),
         Step::Forget => {
@@ -201,7 +201,7 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, k
                     })
                     .await?;
             }
-            Ok(Action::requeue(SOON))
+            Ok(Action::requeue(RECORDS_RETRY))
         }
         Step::Publish(zone, record) => match context.servers.turn(&zone).await {
             Ok(turn) => context.publish(&vip, &zone, &record, &turn).await,
@@ -261,13 +261,13 @@ impl Context {
         let uid = vip.uid().unwrap_or_default();
         let is_noted = !note_name(&mut vip.clone(), zone, record);
         if !is_noted && !self.note(vip, zone, record).await? {
-            return Ok(Action::requeue(SOON));
+            return Ok(Action::requeue(RECORDS_RETRY));
         }
         let has = match turn.refresh(&uid, record).await {
             Ok(true) => Ok(true),
             Ok(false) => {
                 if !self.note(vip, zone, record).await? {
-                    return Ok(Action::requeue(SOON));
+                    return Ok(Action::requeue(RECORDS_RETRY));
                 }
                 match turn.claim(&uid, record).await {
                     // Another request of this Vip may have been faster.
@@ -281,13 +281,13 @@ impl Context {
             Ok(true) => {
                 let message = format!("{} has the addresses", record.name);
                 self.say(vip, Some(("Published", message))).await?;
-                Ok(Action::requeue(AGAIN))
+                Ok(Action::requeue(LOOK_INTERVAL))
             }
             Ok(false) => {
                 let message =
                     "spec.dns.name: the name, or one above or below it, is another's: choose another one";
                 self.say(vip, Some(("NameTaken", message.to_owned()))).await?;
-                Ok(Action::requeue(AGAIN))
+                Ok(Action::requeue(LOOK_INTERVAL))
             }
             Err(error) => self.away(vip, zone, &error).await,
         }
@@ -315,7 +315,7 @@ impl Context {
             info!(vip = %ObjectRef::from_obj(vip), name = status.dns_name, "name removed from DNS");
         }
         // The change of the object is the next event.
-        Ok(Action::requeue(SOON))
+        Ok(Action::requeue(RECORDS_RETRY))
     }
 
     /// Says that a server can't be used now, and has the Vip looked at again.
@@ -323,7 +323,7 @@ impl Context {
         let name = zone.name_any();
         match error {
             // Not all at once.
-            DnsError::Busy => return Ok(Action::requeue(SOON + spread(vip))),
+            DnsError::Busy => return Ok(Action::requeue(RECORDS_RETRY + spread(vip))),
             DnsError::Paused(_) => {
                 debug!(vip = %ObjectRef::from_obj(vip), zone = name, %error, "no name yet");
             }
@@ -333,7 +333,7 @@ impl Context {
         }
         let message = format!("the server of DnsZone {name} can't be used: its condition Ready says why");
         self.say(vip, Some(("ServerAway", message))).await?;
-        Ok(Action::requeue(AWAY + spread(vip)))
+        Ok(Action::requeue(SERVER_RETRY + spread(vip)))
     }
 
     /// Sets the condition, to reason and message, or removes it.

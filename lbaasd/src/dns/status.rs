@@ -18,7 +18,7 @@ use crate::vip::say;
 /// How often a server is asked.
 const EVERY: Duration = Duration::from_mins(1);
 /// How soon a server is asked that had enough to do.
-const SOON: Duration = Duration::from_secs(2);
+const STATUS_RETRY: Duration = Duration::from_secs(2);
 
 /// Asks a DnsZone's server and says what became of it.
 pub async fn reconcile(zone: Arc<DnsZone>, context: Arc<Context>) -> Result<Action, kube::Error> {
@@ -40,7 +40,7 @@ pub async fn reconcile(zone: Arc<DnsZone>, context: Arc<Context>) -> Result<Acti
             let message = "the server takes writes of the zone".to_owned();
             (ConditionStatus::True, "Answered".to_owned(), message)
         }
-        Err(DnsError::Busy | DnsError::Paused(_)) => return Ok(Action::requeue(SOON)),
+        Err(DnsError::Busy | DnsError::Paused(_)) => return Ok(Action::requeue(STATUS_RETRY)),
         Err(error) => {
             warn!(zone = zone.name_any(), %error, "the DNS server can't be used");
             (

@@ -11,7 +11,7 @@ use kube::runtime::controller::Action;
 use thuban_api::{Vip, VipStatus};
 use tracing::{info, warn};
 
-use super::{Context, FINALIZER, SOON, VipError, set_finalizers};
+use super::{Context, FINALIZER, LEASE_RETRY, VipError, set_finalizers};
 use crate::leases::RENEW_EVERY;
 use crate::objects::change_status;
 use crate::service;
@@ -47,7 +47,7 @@ pub async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
     let (addresses, announcers) = (&status.addresses, &status.announcers);
     let is_told = service::tells(&context.client, &vip, addresses).await?;
     match ending(&vip, is_told, Timestamp::now()) {
-        Ending::Wait => return Ok(Action::requeue(SOON)),
+        Ending::Wait => return Ok(Action::requeue(LEASE_RETRY)),
         Ending::Release => match context.leases.release(&uid).await {
             Ok(()) => info!(namespace, name, ?addresses, "addresses released"),
             Err(error) if is_late(&vip, Timestamp::now()) => {

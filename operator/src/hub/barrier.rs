@@ -88,7 +88,7 @@ impl Barrier {
     }
 
     /// Demands that the droplets have acked all that was sent to them.
-    pub fn settles(mut self, droplets: BTreeSet<String>) -> Self {
+    pub fn all_acked(mut self, droplets: BTreeSet<String>) -> Self {
         self.settled.extend(droplets);
         self
     }

@@ -400,7 +400,7 @@ fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
                 state.store.values(Kind::Bouncer).next().is_none()
             })
             .await;
-            convergence::settle(simulation).await;
+            convergence::converge(simulation).await;
             delete(simulation, Kind::Pod, "east", "p");
             delete(simulation, Kind::Pod, "east", "q");
             delete(simulation, Kind::Vpc, "", "red");
@@ -540,7 +540,14 @@ fn workflows_of_one_kind_run_side_by_side() {
     }
 }
 
-/// Adds a pod that names a user's Endpoint `db`.
+/// Creates a user's Endpoint `db`.
+fn endpoint_db(state: &mut State) {
+    let spec = json!({"type": "Simple", "vpc": "", "network": "red-1"});
+    let endpoint = json!({"metadata": {}, "spec": spec});
+    let _ = state.store.create(Kind::Endpoint, "east", "db", endpoint);
+}
+
+/// Adds a pod that names it.
 fn pod_of_db(simulation: &Simulation, name: &str, node: &str) {
     simulation.with(|state| {
         let annotations = json!({"thuban.dev/network": "red-1", "thuban.dev/endpoint": "db"});
@@ -553,11 +560,7 @@ fn users_endpoint_is_in_init_until_its_next_pod_is_served() {
     for seed in 1..=3 {
         check("next-pod", seed, async |simulation| {
             begin(simulation, 1).await;
-            simulation.with(|state| {
-                let spec = json!({"type": "Simple", "vpc": "", "network": "red-1"});
-                let endpoint = json!({"metadata": {}, "spec": spec});
-                let _ = state.store.create(Kind::Endpoint, "east", "db", endpoint);
-            });
+            simulation.with(endpoint_db);
             let is_at = |state: &State, droplet: &str| {
                 let db = state.store.value(Kind::Endpoint, "east", "db");
                 is_provisioned(state, Kind::Endpoint, "east", "db")

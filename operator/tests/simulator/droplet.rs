@@ -361,7 +361,7 @@ async fn serve(
                     }
                     owed.last = Instant::now();
                 }
-                simulation.with(|state| owed.settle(state, name));
+                simulation.with(|state| owed.note_acked(state, name));
                 if owed.programs.is_empty()
                     && let Some(outbox) = relapsing(simulation, name)
                 {
@@ -411,7 +411,7 @@ async fn serve(
                 if !ack(hub, (name, line.id), sequence, &refused) {
                     return;
                 }
-                simulation.with(|state| owed.settle(state, name));
+                simulation.with(|state| owed.note_acked(state, name));
             }
         }
     }
@@ -469,7 +469,7 @@ impl Owed {
     }
 
     /// Notes that all is acked, if nothing is held back.
-    fn settle(&self, state: &mut State, name: &str) {
+    fn note_acked(&self, state: &mut State, name: &str) {
         if let Some(droplet) = state.droplets.get_mut(name)
             && self.programs.is_empty()
         {

@@ -119,7 +119,7 @@ impl Endpoints {
         let Some(entry) = self.get(key)?.filter(|entry| entry.used != 0) else {
             return Ok(false);
         };
-        self.put(*key, EndpointEntry { used: 0, ..entry })?;
+        self.write(*key, EndpointEntry { used: 0, ..entry })?;
         Ok(true)
     }
 
@@ -127,7 +127,7 @@ impl Endpoints {
         lookup(ENDPOINTS, self.map.get(key, 0))
     }
 
-    fn put(&mut self, key: EndpointKey, entry: EndpointEntry) -> Result<(), TableError> {
+    fn write(&mut self, key: EndpointKey, entry: EndpointEntry) -> Result<(), TableError> {
         self.map.insert(key, entry, 0).map_err(access("write", ENDPOINTS))
     }
 
@@ -157,7 +157,7 @@ impl Endpoints {
         if new.is_empty() {
             take(&mut self.map, ENDPOINTS, &key)?;
         } else {
-            self.put(key, new)?;
+            self.write(key, new)?;
         }
         self.held.insert(kind, now);
         Ok(())

@@ -21,7 +21,7 @@ const PRIORITY: u16 = 1;
 const HANDLE: TcHandle = TcHandle::new(0, 1);
 
 /// Attaches the program to the interface, or replaces the one that is there.
-pub fn put(program: &mut SchedClassifier, interface: &str) -> Result<(), ProgramError> {
+pub fn attach(program: &mut SchedClassifier, interface: &str) -> Result<(), ProgramError> {
     match qdisc_add_clsact(interface) {
         Err(error) if !is_there(&error) => return Err(error.into()),
         _ => {}

@@ -135,7 +135,7 @@ impl Links {
             source,
         };
         let put = match self.tc(Hook::AgentTc) {
-            Ok(loaded) => filter::put(loaded, interface).map_err(attach),
+            Ok(loaded) => filter::attach(loaded, interface).map_err(attach),
             Err(error) => Err(error.into()),
         };
         put.map_err(|source| {

@@ -11,7 +11,7 @@ use aya::maps::lpm_trie::Key as LpmKey;
 use aya::maps::{Array, LpmTrie, Map, MapData};
 use thuban_common::policy::{BlockKey, Grant, GrantKey, ListEntry, ListKey};
 
-use super::tables::{Hash, TableError, access, data, hash, is_missing, open, put, take};
+use super::tables::{Hash, TableError, access, data, hash, insert, is_missing, open, take};
 use super::walk::Walk;
 
 pub const GRANTS: &str = "GRANTS";
@@ -113,7 +113,7 @@ impl PolicyMaps {
 
     fn write(&mut self, change: &Change) -> Result<(), TableError> {
         match change {
-            Change::Grant(key, Some(grant)) => put(&mut self.grants, GRANTS, *key, grant.of(key)),
+            Change::Grant(key, Some(grant)) => insert(&mut self.grants, GRANTS, *key, grant.of(key)),
             Change::Grant(key, None) => take(&mut self.grants, GRANTS, key),
             Change::Block(key, length, Some(grant)) => self
                 .blocks
@@ -123,7 +123,7 @@ impl PolicyMaps {
                 Err(error) if !is_missing(&error) => Err(access("remove from", BLOCKS)(error)),
                 _ => Ok(()),
             },
-            Change::List(key, Some(entry)) => put(&mut self.lists, LISTS, *key, **entry),
+            Change::List(key, Some(entry)) => insert(&mut self.lists, LISTS, *key, **entry),
             Change::List(key, None) => take(&mut self.lists, LISTS, key),
         }
     }

@@ -105,7 +105,7 @@ impl Probes {
             secret: RandomState::new().hash_one(droplet) | 1,
             ..ProbeEntry::default()
         };
-        self.put(droplet, entry)
+        self.write(droplet, entry)
     }
 
     pub fn end(&mut self, droplet: DropletAddress) -> Result<(), TableError> {
@@ -124,7 +124,7 @@ impl Probes {
             return Ok(());
         };
         let silent = is_silent.into();
-        self.put(droplet, ProbeEntry { silent, ..entry })
+        self.write(droplet, ProbeEntry { silent, ..entry })
     }
 
     /// Asks a droplet that has an entry.
@@ -159,7 +159,7 @@ impl Probes {
             .map_err(ProbeError::Counters)
     }
 
-    fn put(&mut self, droplet: DropletAddress, entry: ProbeEntry) -> Result<(), TableError> {
+    fn write(&mut self, droplet: DropletAddress, entry: ProbeEntry) -> Result<(), TableError> {
         self.table
             .insert(droplet, entry, 0)
             .map_err(access("write", TABLE))

@@ -158,7 +158,7 @@ impl Tables {
         }
         match (key, entry) {
             (TableKey::Attachment(k), TableEntry::Attachment(v)) => {
-                put(&mut self.attachments, "ATTACHMENTS", k, v)
+                insert(&mut self.attachments, "ATTACHMENTS", k, v)
             }
             (TableKey::Local(k), TableEntry::Local(v)) => self.endpoints.set_local(k, v),
             (TableKey::Remote(row, k), TableEntry::Remote(v)) => {
@@ -177,13 +177,13 @@ impl Tables {
                 .sources
                 .insert(&LpmKey::new(prefix, key), v, 0)
                 .map_err(access("write", "SOURCE_RANGES")),
-            (TableKey::Vpc(k), TableEntry::Vpc(v)) => put(&mut self.vpcs, "VPCS", k, v),
-            (TableKey::Droplet(k), TableEntry::Droplet(v)) => put(&mut self.droplets, "DROPLETS", k, v),
+            (TableKey::Vpc(k), TableEntry::Vpc(v)) => insert(&mut self.vpcs, "VPCS", k, v),
+            (TableKey::Droplet(k), TableEntry::Droplet(v)) => insert(&mut self.droplets, "DROPLETS", k, v),
             (TableKey::Load(k), TableEntry::Load) => self.loads.begin(k).map_err(access("write", "LOADS")),
             (TableKey::Meter(k), TableEntry::Meter(rate)) => {
                 // Another rate brings no new burst.
                 let used = self.meters.get(&k, 0).map_or(0, |meter| meter.next);
-                put(&mut self.meters, "METERS", k, MeterEntry { rate, next: used })
+                insert(&mut self.meters, "METERS", k, MeterEntry { rate, next: used })
             }
             (other, _) => Err(TableError::Mismatch { name: other.table() }),
         }?;
@@ -420,7 +420,7 @@ pub(super) fn lookup<V>(name: &'static str, found: Result<V, MapError>) -> Resul
     }
 }
 
-pub(super) fn put<K: Pod, V: Pod>(
+pub(super) fn insert<K: Pod, V: Pod>(
     map: &mut Hash<K, V>,
     name: &'static str,
     key: K,

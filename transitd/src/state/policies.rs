@@ -52,7 +52,7 @@ impl Policies {
     }
 
     /// Puts a class or a set; other rows are none of these tables.
-    pub fn put(&mut self, row: Row) -> Result<(), PolicyError> {
+    pub fn set(&mut self, row: Row) -> Result<(), PolicyError> {
         match row {
             Row::Class(class) => self.tables.put_class(class),
             Row::PolicySet(set) => self.tables.put_set(set),
@@ -166,7 +166,7 @@ impl State {
         policies.extend(rows.extract_if(.., |(_, row)| matches!(row, Row::PolicySet(_))));
         for (key, row) in policies {
             sent.insert(row.key());
-            if let Err(error) = self.policies.put(row) {
+            if let Err(error) = self.policies.set(row) {
                 applying.refuse(key, error);
             }
         }

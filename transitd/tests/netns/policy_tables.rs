@@ -51,9 +51,9 @@ fn said(pinned: &Pinned) -> (Said, usize) {
     (grants.collect(), lists.keys().count())
 }
 
-fn put(policies: &mut Policies, of: &[Row]) {
+fn set_all(policies: &mut Policies, of: &[Row]) {
     for row in of {
-        policies.put(row.clone()).unwrap();
+        policies.set(row.clone()).unwrap();
     }
     policies.remove_strangers();
     policies.write().unwrap();
@@ -71,7 +71,7 @@ fn a_transitd_that_ended_at_any_change_is_made_good() {
         maps.apply(all[..made].to_vec()).unwrap();
         drop(maps);
         let mut policies = Policies::open(&pinned.maps).unwrap();
-        put(&mut policies, &later);
+        set_all(&mut policies, &later);
         let (grants, _) = said(&pinned);
         let wanted = wanted.get_or_insert_with(|| grants.clone());
         assert_eq!(&grants, wanted, "after {made} changes");
@@ -90,7 +90,7 @@ fn lists_that_an_earlier_transitd_left_go_after_a_grace() {
         .unwrap();
     drop(maps);
     let mut policies = Policies::open(&pinned.maps).unwrap();
-    put(&mut policies, &kept);
+    set_all(&mut policies, &kept);
     assert_eq!(said(&pinned).1, 3);
     policies.expire().unwrap();
     assert_eq!(said(&pinned).1, 3, "a program may still read it");

@@ -161,7 +161,7 @@ impl Bench {
 
     /// Makes this many endpoints, waits until their droplets may go on with ADD, and counts rows.
     async fn make(&mut self, hand: &Hand, endpoints: usize, name: &str) -> Result<()> {
-        self.settle().await?;
+        self.wait_for_rows().await?;
         let rows = self.book.tally.now();
         let track = &self.book.track;
         let first = track.added();
@@ -314,7 +314,7 @@ impl Bench {
 
     /// Waits until the droplets have the rows of all earlier objects and no more rows come. Otherwise rows of nodes'
     /// own endpoints would count as other endpoints' rows.
-    async fn settle(&self) -> Result<()> {
+    async fn wait_for_rows(&self) -> Result<()> {
         let end = Instant::now() + SETTLED;
         let mut before = self.book.tally.now();
         while Instant::now() < end {
@@ -338,7 +338,7 @@ impl Bench {
 
     /// Checks that the droplets hold the rows of exactly the endpoints that exist.
     pub(super) async fn check_rows(&mut self) {
-        match self.settle().await {
+        match self.wait_for_rows().await {
             Ok(()) => {
                 let [(locals, bouncers), _] = self.rows();
                 println!("  droplets hold {locals} local and {bouncers} bouncer rows");

@@ -147,6 +147,32 @@ fn pod_gets_requested_address_and_mac_or_event_with_reason() {
     tenant.remove().unwrap();
 }
 
+/// Step 7 of "Endpoint: create" in docs/workflows.md, and its counterpart in "Endpoint: delete".
+#[test]
+fn both_node_files_name_a_pod_from_its_creation_to_its_end() {
+    let cluster = &tenants().cluster;
+    let tenant = nomads(cluster);
+    let node = "node-a";
+    apply(cluster, &[annotated("filed", node, &[])]).unwrap();
+    let pod = running(cluster, "nomads", "filed").unwrap();
+    let object = get(cluster, &["pod", "-n", "nomads", "filed"]).unwrap();
+    let uid = object["metadata"]["uid"].as_str().unwrap();
+    // Prints `endpoints` and `attachments`, as far as a file there names the pod.
+    let command = format!("cd /var/lib/thuban && grep -rlF {uid} endpoints attachments | cut -d/ -f1 | sort");
+    let naming = || cluster.exec_on_node(node, &["sh", "-c", &command]);
+    assert_eq!(naming().unwrap().trim(), "attachments\nendpoints");
+    assert_eq!(pod.tcp(pod.address, ANSWER_TIMEOUT).unwrap(), pod.name);
+    delete(cluster, &["pod", "-n", "nomads", "filed"]).unwrap();
+    let mut left = String::new();
+    cluster
+        .wait_for("files without the pod", Duration::from_secs(30), || {
+            left = naming()?;
+            Ok(left.trim().is_empty())
+        })
+        .unwrap_or_else(|error| panic!("{error:#}: {left}"));
+    tenant.remove().unwrap();
+}
+
 #[test]
 fn appended_range_starts_pod_that_found_network_full() {
     let cluster = &tenants().cluster;

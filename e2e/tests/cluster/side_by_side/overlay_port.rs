@@ -15,7 +15,7 @@ use crate::service_objects::endpoint;
 use crate::support::{apply, condition, delete, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
-const SOON: Duration = Duration::from_secs(30);
+const TOLD_TIMEOUT: Duration = Duration::from_secs(30);
 /// An address of nobody.
 const ELSEWHERE: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 66);
 /// A port of a node, where the test itself listens.
@@ -96,7 +96,7 @@ fn wait_until_told(cluster: &Cluster, name: &str) -> Result<()> {
         }))
     };
     let what = format!("Service {name} is told that the port is the overlay's");
-    cluster.wait_for(&what, SOON, || Ok(has_condition()? && has_event()?))
+    cluster.wait_for(&what, TOLD_TIMEOUT, || Ok(has_condition()? && has_event()?))
 }
 
 /// The node forwards packets to port 7000 of any address to the overlay's port of `backend`.
@@ -173,7 +173,7 @@ fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
         let service = get(cluster, &["service", "-n", "default", name]).unwrap();
         let address: Ipv4Addr = service["spec"]["clusterIP"].as_str().unwrap().parse().unwrap();
         cluster
-            .wait_for("its other port leads to the node", SOON, || {
+            .wait_for("its other port leads to the node", TOLD_TIMEOUT, || {
                 asks(address, 7001, name.as_bytes())?;
                 let mut buffer = [0; 64];
                 let came = heard

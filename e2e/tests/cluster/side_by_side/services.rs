@@ -17,7 +17,7 @@ use crate::support::{
 use crate::tenants::{SELECTOR, tenants};
 
 const NODE: &str = "node-a";
-const SOON: Duration = Duration::from_secs(30);
+const TOLD_TIMEOUT: Duration = Duration::from_secs(30);
 
 fn names(pods: &[&Pod]) -> BTreeSet<String> {
     pods.iter().map(|pod| pod.name.clone()).collect()
@@ -26,7 +26,7 @@ fn names(pods: &[&Pod]) -> BTreeSet<String> {
 /// Returns everybody who answers at an address, until all of `expected` have.
 fn answering(pod: &Pod, address: Ipv4Addr, expected: usize) -> BTreeSet<String> {
     let mut answered = BTreeSet::new();
-    let end = Instant::now() + SOON;
+    let end = Instant::now() + TOLD_TIMEOUT;
     while answered.len() < expected && Instant::now() < end {
         answered.insert(pod.tcp(address, REACHED).unwrap());
         answered.insert(pod.udp(address, REACHED).unwrap());
@@ -149,7 +149,7 @@ fn a_scaled_endpoint_follows_its_service_and_tells_why_it_waits() {
             .is_none_or(Vec::is_empty)
     );
     cluster
-        .wait_for("the event on the Service", SOON, || {
+        .wait_for("the event on the Service", TOLD_TIMEOUT, || {
             let said = warnings(cluster, "nomad", "NamespaceNotAllowed")?;
             Ok(said.iter().any(|said| said.contains("allowedNamespaces")))
         })
@@ -171,9 +171,11 @@ fn a_scaled_endpoint_follows_its_service_and_tells_why_it_waits() {
     let label = |text: &str| cluster.kubectl(&["label", "service", "-n", "red", "nomad", text]);
     label("service.kubernetes.io/service-proxy-name=another").unwrap();
     cluster
-        .wait_for("the scaled endpoint of another proxy's gone", SOON, || {
-            Ok(endpoint(cluster, "red", "nomad")?.is_none())
-        })
+        .wait_for(
+            "the scaled endpoint of another proxy's gone",
+            TOLD_TIMEOUT,
+            || Ok(endpoint(cluster, "red", "nomad")?.is_none()),
+        )
         .unwrap();
     client.tcp(address, NOT_REACHED).expect_err("another proxy's");
     label("service.kubernetes.io/service-proxy-name-").unwrap();
@@ -197,7 +199,7 @@ fn a_scaled_endpoint_follows_its_service_and_tells_why_it_waits() {
     client.tcp(address, REACHED).unwrap();
     delete(cluster, &["service", "-n", "red", "nomad"]).unwrap();
     cluster
-        .wait_for("the scaled endpoint gone", SOON, || {
+        .wait_for("the scaled endpoint gone", TOLD_TIMEOUT, || {
             Ok(endpoint(cluster, "red", "nomad")?.is_none())
         })
         .unwrap();

@@ -36,7 +36,7 @@ struct Sets {
 #[derive(Debug, Default)]
 pub struct Index(Mutex<Sets>);
 
-pub(super) fn put<K: Eq + std::hash::Hash, V: Ord>(
+pub(super) fn set_member<K: Eq + std::hash::Hash, V: Ord>(
     sets: &mut HashMap<K, BTreeSet<V>>,
     key: K,
     value: V,
@@ -59,7 +59,7 @@ impl Index {
     }
 
     pub fn claim(&self, network: &str, name: &str, is_there: bool) {
-        self.sets(|sets| put(&mut sets.claims, network.to_owned(), name.to_owned(), is_there));
+        self.sets(|sets| set_member(&mut sets.claims, network.to_owned(), name.to_owned(), is_there));
     }
 
     pub fn owned(&self, owner: &str, claim: &str, is_there: bool) {
@@ -83,7 +83,7 @@ impl Index {
 
     pub fn role(&self, kind: RoleKind, parent: &str, name: &str, is_there: bool) {
         let key = (kind, parent.to_owned());
-        self.sets(|sets| put(&mut sets.roles, key, name.to_owned(), is_there));
+        self.sets(|sets| set_member(&mut sets.roles, key, name.to_owned(), is_there));
     }
 
     /// Returns the names of the roles of a parent.
@@ -93,7 +93,7 @@ impl Index {
     }
 
     pub fn network(&self, vpc: &str, name: &str, is_there: bool) {
-        self.sets(|sets| put(&mut sets.networks, vpc.to_owned(), name.to_owned(), is_there));
+        self.sets(|sets| set_member(&mut sets.networks, vpc.to_owned(), name.to_owned(), is_there));
     }
 
     /// Returns the names of the networks of a VPC.
@@ -129,7 +129,7 @@ impl Index {
     }
 
     pub fn waiting(&self, network: &str, name: &EndpointName, is_waiting: bool) {
-        self.sets(|sets| put(&mut sets.waiting, network.to_owned(), name.clone(), is_waiting));
+        self.sets(|sets| set_member(&mut sets.waiting, network.to_owned(), name.clone(), is_waiting));
     }
 
     /// Returns the endpoints of a network that wait for an address.
@@ -172,7 +172,7 @@ impl Index {
     }
 
     pub fn pod(&self, endpoint: EndpointName, pod: &str, is_naming: bool) {
-        self.sets(|sets| put(&mut sets.pods, endpoint, pod.to_owned(), is_naming));
+        self.sets(|sets| set_member(&mut sets.pods, endpoint, pod.to_owned(), is_naming));
     }
 
     /// Returns the names of the pods that name an endpoint.

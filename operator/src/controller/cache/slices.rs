@@ -5,7 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
-use crate::controller::cache::index::put;
+use crate::controller::cache::index::set_member;
 
 /// (namespace, name).
 type Name = (String, String);
@@ -31,10 +31,10 @@ struct Sets {
 impl Sets {
     fn note(&mut self, (namespace, slice): &Name, known: &Known, is_there: bool) {
         let service = (namespace.clone(), known.service.clone());
-        put(&mut self.of, service, slice.clone(), is_there);
+        set_member(&mut self.of, service, slice.clone(), is_there);
         for address in &known.addresses {
             let key = (namespace.clone(), *address);
-            put(
+            set_member(
                 &mut self.naming,
                 key,
                 (known.service.clone(), slice.clone()),
@@ -95,7 +95,7 @@ impl Slices {
 
     pub fn service(&self, namespace: &str, name: &str, is_there: bool) {
         self.sets(|sets| {
-            put(
+            set_member(
                 &mut sets.services,
                 namespace.to_owned(),
                 name.to_owned(),

@@ -77,7 +77,7 @@ pub async fn reconcile<R: Role>(role: Arc<R>, context: Arc<Context>) -> Result<A
     if let Some(why) = view.wants_to_move()
         && let Some(droplet) = place(&*role, why, &context)
     {
-        return settle_on(&*role, droplet, why, &roles, &context).await;
+        return place_on(&*role, droplet, why, &roles, &context).await;
     }
     let step = decide(
         view,
@@ -152,7 +152,7 @@ async fn take<R: Role>(
             };
             if let Some(other) = place(role, why, context) {
                 context.clocks.forget(Timed::RoleWait, role.id().uid);
-                return settle_on(role, other, why, roles, context).await;
+                return place_on(role, other, why, roles, context).await;
             }
             filling(droplet, &missing)
         }
@@ -246,7 +246,7 @@ async fn finish<R: Role>(
     Ok(Action::await_change())
 }
 
-async fn settle_on<R: Role>(
+async fn place_on<R: Role>(
     role: &R,
     droplet: String,
     why: Move,
@@ -396,7 +396,7 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
     context.hub.update(|world| world.purge_role(role.id()));
     let droplets = role.serves_on().into_iter().chain(role.droplet());
     let holders: BTreeSet<String> = droplets.map(str::to_owned).collect();
-    let barrier = Barrier::new(role.waiter()).settles(holders);
+    let barrier = Barrier::new(role.waiter()).all_acked(holders);
     let missing = context.hub.missing(&barrier);
     if !missing.is_empty() {
         let droplets = join_first(&missing.unacked);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde_json::json;
 use thuban_proto::transit::{Denial, Denials, PolicyKey};
 
-use super::policy::{Droplet, play, set, settle};
+use super::policy::{Droplet, ack_all, play, set};
 use super::*;
 use crate::model::denial_reports::Gathered;
 use crate::model::policy::Profile;
@@ -81,14 +81,14 @@ fn denial(key: PolicyKey, source: Ipv4Addr) -> Denial {
 async fn droplets_are_asked_while_a_policy_is_reported() {
     let (hub, mut droplets) = play(&Kinds::all());
     set(&hub);
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     let none = || [const { Vec::<usize>::new() }; 3];
     assert_eq!(asked(&hub, &mut droplets), none());
     hub.set_reported(POLICY, true);
     assert_eq!(asked(&hub, &mut droplets), [vec![1], vec![], vec![1]]);
     assert_eq!(asked(&hub, &mut droplets), none(), "nothing is new");
     set_blue(&hub);
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     hub.set_reported("blue/all", true);
     assert_eq!(
         asked(&hub, &mut droplets),
@@ -98,7 +98,7 @@ async fn droplets_are_asked_while_a_policy_is_reported() {
     let spec = json!({"podSelector": {"matchLabels": {"app": "web"}}});
     let spec = serde_json::from_value(spec).unwrap();
     hub.update(|world| world.set_network_policy("red", "web", 0, Some(&spec)).unwrap());
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     hub.set_reported(POLICY, false);
     hub.set_reported("red/web", true);
     assert_eq!(
@@ -135,7 +135,7 @@ async fn a_droplet_is_heard_of_what_it_was_asked() {
     let (hub, mut droplets) = play(&Kinds::all());
     set(&hub);
     set_blue(&hub);
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     hub.set_reported(POLICY, true);
     hub.set_reported("blue/all", true);
     hub.look_at_denials();
@@ -183,7 +183,7 @@ async fn a_droplet_is_heard_of_what_it_was_asked() {
 /// Makes a policy that is reported, and returns the set of it that `a` was asked of.
 fn ask_of(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> PolicyKey {
     set(hub);
-    settle(hub, droplets);
+    ack_all(hub, droplets);
     hub.set_reported(POLICY, true);
     hub.look_at_denials();
     questions(droplets.get_mut("a").unwrap()).remove(0).remove(0)

@@ -39,7 +39,7 @@ fn read(rows: &[Row]) -> Vec<thuban_rows::Row> {
 }
 
 /// Lets all droplets ack everything. Returns the rows that they are sent, and how many they lose.
-pub fn settle(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> (Vec<thuban_rows::Row>, usize) {
+pub fn ack_all(hub: &Hub, droplets: &mut BTreeMap<&'static str, Droplet>) -> (Vec<thuban_rows::Row>, usize) {
     let (mut all, mut lost) = (Vec::new(), 0);
     for _ in 0..10 {
         hub.roll_out();
@@ -198,13 +198,13 @@ async fn steps_do_not_wait_for_a_suspect_droplet() {
 async fn a_policy_that_goes_leaves_no_rows() {
     let (hub, mut droplets) = play(&Kinds::all());
     set(&hub);
-    assert_eq!(settle(&hub, &mut droplets).1, 0);
+    assert_eq!(ack_all(&hub, &mut droplets).1, 0);
     hub.update(|world| world.set_network_policy("red", "db", 0, None).unwrap());
-    assert_eq!(settle(&hub, &mut droplets).1, 0, "packets may be on their way");
+    assert_eq!(ack_all(&hub, &mut droplets).1, 0, "packets may be on their way");
     tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!(settle(&hub, &mut droplets).1, 2, "the set, of both droplets");
+    assert_eq!(ack_all(&hub, &mut droplets).1, 2, "the set, of both droplets");
     tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!(settle(&hub, &mut droplets).1, 2, "the class");
+    assert_eq!(ack_all(&hub, &mut droplets).1, 2, "the class");
     assert!(!hub.read(world::World::has_policies));
 }
 
@@ -246,7 +246,7 @@ async fn policies_of_a_set_without_room_are_woken_and_told() {
         names
     };
     set(&hub);
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     let standing = || hub.policy_standing("red/db").unwrap();
     assert!(standing().is_provisioned() && !standing().is_full);
     take_woken();
@@ -260,17 +260,17 @@ async fn policies_of_a_set_without_room_are_woken_and_told() {
         hub.nack("c", c.id, c.sequence, key, NackReason::TableFull);
     }
     assert!(!sent.is_empty() && hub.ack("c", c.id, c.sequence));
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     assert_eq!(take_woken(), ["db".to_owned(), "more".to_owned()].into());
     assert!(standing().is_full && !standing().is_provisioned());
     assert!(standing().message().contains("1 of 2 droplets; c: no room"));
     // Who was told is looked at again when there is room.
     tokio::time::advance(Duration::from_secs(10)).await;
     assert!(hub.send_again());
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     assert!(take_woken().contains("db"));
     assert!(standing().is_provisioned() && !standing().is_full);
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     assert!(take_woken().is_empty(), "nothing is new");
 }
 
@@ -308,13 +308,13 @@ async fn nobody_is_judged_by_an_id_that_a_droplet_refuses() {
             hub.nack("c", c.id, c.sequence, &refused, NackReason::IdTaken);
         }
         assert!(hub.ack("c", c.id, c.sequence));
-        let (rows, lost) = settle(&hub, &mut droplets);
+        let (rows, lost) = ack_all(&hub, &mut droplets);
         let given = ids(&rows, kind).into_iter().find(|key| *key != refused).unwrap();
         let used = used(&rows);
         assert!(used.contains(&given) && !used.contains(&refused), "{used:?}");
         assert!(lost == 0 && hub.policy_standing("red/db").unwrap().is_provisioned());
         tokio::time::advance(Duration::from_secs(31)).await;
-        assert_eq!(settle(&hub, &mut droplets).1, 2, "it goes from both droplets");
+        assert_eq!(ack_all(&hub, &mut droplets).1, 2, "it goes from both droplets");
     }
 }
 
@@ -322,7 +322,7 @@ async fn nobody_is_judged_by_an_id_that_a_droplet_refuses() {
 async fn a_droplet_has_no_say_in_sets_of_a_vpc_without_it() {
     let (hub, mut droplets) = play(&Kinds::all());
     set(&hub);
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     let of = |droplet: &str| {
         let program = hub.read(|world| world.program(droplet));
         let keys = program.into_keys();
@@ -337,7 +337,7 @@ async fn a_droplet_has_no_say_in_sets_of_a_vpc_without_it() {
             hub.nack("b", b.id, b.sequence, key, reason);
         }
     }
-    let (rows, lost) = settle(&hub, &mut droplets);
+    let (rows, lost) = ack_all(&hub, &mut droplets);
     assert!(rows.is_empty() && lost == 0 && hub.rows_without_room() == 0);
     assert!(hub.policy_standing("red/db").unwrap().is_provisioned());
 }
@@ -346,7 +346,7 @@ async fn a_droplet_has_no_say_in_sets_of_a_vpc_without_it() {
 async fn an_endpoint_is_pending_while_its_set_is_refused() {
     let (hub, mut droplets) = play(&Kinds::all());
     set(&hub);
-    settle(&hub, &mut droplets);
+    ack_all(&hub, &mut droplets);
     let db = ("red".to_owned(), "db".to_owned());
     let is_pending = || hub.read(|world| world.is_policy_pending(&db));
     // An earlier leader gave the id to another set. If the set is not valid, another id would not help.
@@ -363,7 +363,7 @@ async fn an_endpoint_is_pending_while_its_set_is_refused() {
         assert_eq!(progress.is_rolled_out, !gets_another, "{reason:?}");
         assert!(hub.ack("a", id, 1));
         droplets.insert("a", a);
-        let (rows, _) = settle(&hub, &mut droplets);
+        let (rows, _) = ack_all(&hub, &mut droplets);
         assert_eq!(!used(&rows).is_empty(), gets_another, "{reason:?}");
         assert!(!is_pending() && !used(&rows).contains(refused));
     }

@@ -321,7 +321,7 @@ impl<E: Ord + Clone> Rollout<E> {
                 self.classes.acked();
                 self.sets.acked();
                 if self.members.values().all(|member| member.target.is_none()) {
-                    return self.settle();
+                    return self.end_round();
                 }
                 if self.is_active() && self.covered.is_none_or(|covered| self.round > covered) {
                     self.publish_targets(|target, published| Assignment {
@@ -336,7 +336,7 @@ impl<E: Ord + Clone> Rollout<E> {
             Step::Sets => {
                 // What is no longer in use begins to rest.
                 self.is_dirty = true;
-                return self.settle();
+                return self.end_round();
             }
         }
         self.publish_targets(|target, _| target);
@@ -381,7 +381,7 @@ impl<E: Ord + Clone> Rollout<E> {
         self.is_dirty = true;
     }
 
-    fn settle(&mut self) -> bool {
+    fn end_round(&mut self) -> bool {
         for member in self.members.values_mut() {
             member.target = None;
         }

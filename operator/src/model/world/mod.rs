@@ -394,7 +394,7 @@ impl World {
                     .filter(|(at, row)| !is_known(at, row))
                     .map(|(at, row)| (at.clone(), row.clone())),
             );
-            self.settle_node_ports(&owner);
+            self.update_node_ports(&owner);
             if !new.is_empty() {
                 self.contributions.insert(owner, new.into_iter().collect());
             }

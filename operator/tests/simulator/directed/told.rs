@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
-use super::{begin, check, delete, end_everything, until};
+use super::{begin, check, delete, end_everything, endpoint_db, is_provisioned, pod_of_db, until};
 use crate::cluster::add_pod;
 use crate::kind::Kind;
 use crate::schedule::NAMESPACES;
@@ -40,9 +40,7 @@ fn services_that_cannot_be_shared_are_named() {
         let shared = |state: &State, expected| is(state, Kind::Vpc, "red", "SharedServices", expected);
         until(simulation, "the VPC names it", |state| {
             shared(state, Some(("False", "ServiceNotShared")))
-                && state
-                    .told
-                    .contains(&["Vpc", "red", "ServiceNotShared"].map(str::to_owned).into())
+                && is_warned(state, "Vpc", "red", "ServiceNotShared")
         })
         .await;
         simulation.with(|state| {
@@ -74,10 +72,7 @@ fn services_that_cannot_be_shared_are_named() {
 fn addresses_that_come_to_an_end_are_told_of() {
     check("used up", 1, async |simulation| {
         begin(simulation, 1).await;
-        let told = |state: &State, reason: &str| {
-            let mut all = state.told.iter();
-            all.any(|(kind, name, told)| kind == "Network" && name == "tiny" && told == reason)
-        };
+        let told = |state: &State, reason: &str| is_warned(state, "Network", "tiny", reason);
         simulation.with(|state| {
             // Four addresses, of which pods get one.
             let network = json!({
@@ -132,6 +127,76 @@ fn pods_of_a_network_that_goes_hear_so_at_once() {
         })
         .await;
         delete(simulation, Kind::Pod, NAMESPACES[0], "late");
+        end_everything(simulation).await;
+    });
+}
+
+/// Whether people were warned of an object with this reason.
+fn is_warned(state: &State, kind: &str, name: &str, reason: &str) -> bool {
+    state
+        .told
+        .contains(&[kind, name, reason].map(str::to_owned).into())
+}
+
+#[test]
+fn pods_hear_why_a_named_endpoint_is_not_theirs() {
+    check("named", 1, async |simulation| {
+        begin(simulation, 1).await;
+        pod_of_db(simulation, "early", "n0");
+        until(simulation, "there is no such Endpoint", |state| {
+            is_warned(state, "Pod", "early", "EndpointNotFound")
+        })
+        .await;
+        simulation.with(endpoint_db);
+        until(simulation, "the pod has it", |state| {
+            is_provisioned(state, Kind::Endpoint, "east", "db")
+        })
+        .await;
+        pod_of_db(simulation, "late", "n1");
+        until(simulation, "another pod has it", |state| {
+            is_warned(state, "Pod", "late", "EndpointInUse")
+        })
+        .await;
+        simulation.with(|state| {
+            if is_warned(state, "Pod", "early", "EndpointInUse")
+                || is_warned(state, "Pod", "late", "EndpointNotFound")
+            {
+                state.violation("a pod was told what is not so".into());
+            }
+        });
+        for name in ["early", "late"] {
+            delete(simulation, Kind::Pod, "east", name);
+        }
+        delete(simulation, Kind::Endpoint, "east", "db");
+        end_everything(simulation).await;
+    });
+}
+
+#[test]
+fn services_say_that_backends_are_left_out() {
+    check("lacking", 1, async |simulation| {
+        begin(simulation, 1).await;
+        simulation.with(|state| {
+            let service = json!({
+                "metadata": {"annotations": {"thuban.dev/network": "red-1"}},
+                "spec": {"clusterIPs": ["10.96.0.20"], "ports": [{"name": "http", "port": 80, "targetPort": 80}]},
+            });
+            let _ = state.store.create(Kind::Service, "east", "metrics", service);
+            // Nobody has the only address.
+            let slice = json!({
+                "metadata": {"labels": {"kubernetes.io/service-name": "metrics"}},
+                "addressType": "IPv4",
+                "endpoints": [{"addresses": ["10.0.1.99"], "conditions": {"ready": true}}],
+                "ports": [{"name": "http", "protocol": "TCP", "port": 80}],
+            });
+            let _ = state.store.create(Kind::EndpointSlice, "east", "metrics-slice", slice);
+        });
+        until(simulation, "its backend is left out", |state| {
+            is_warned(state, "Service", "metrics", "BackendsLeftOut")
+        })
+        .await;
+        delete(simulation, Kind::EndpointSlice, "east", "metrics-slice");
+        delete(simulation, Kind::Service, "east", "metrics");
         end_everything(simulation).await;
     });
 }

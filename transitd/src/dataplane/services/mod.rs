@@ -28,7 +28,7 @@ use self::wanted::Target;
 pub use self::wanted::Wanted;
 use super::misses::Misses;
 use super::quota::{Quota, TABLES, Usage};
-use super::tables::{Hash, TableError, capacity, hash, put, take, write_fronted};
+use super::tables::{Hash, TableError, capacity, hash, insert, take, write_fronted};
 
 #[derive(Debug)]
 pub struct Services {
@@ -209,7 +209,7 @@ impl Services {
             held.service.clone_from(service);
         }
         if self.held.get(key).is_some_and(|held| !held.has_own) {
-            put(&mut self.entries, "SERVICES", own, none)?;
+            insert(&mut self.entries, "SERVICES", own, none)?;
             self.quota.add(*payer, Usage::OWN);
             if let Some(held) = self.held.get_mut(key) {
                 held.has_own = true;

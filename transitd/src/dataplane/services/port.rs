@@ -9,7 +9,7 @@ use thuban_common::services::{
 use thuban_common::tables::{DropletAddress, EndpointKey};
 
 use super::super::maglev;
-use super::super::tables::{TableError, access, put, take};
+use super::super::tables::{TableError, access, insert, take};
 use super::held::{Held, Table, slots};
 use super::wanted::{Target, WantedPort};
 use super::{Services, former_key};
@@ -69,12 +69,12 @@ impl Services {
             .and_then(|()| match &former {
                 Some(former) if !former_slots.is_empty() => {
                     self.write_slots(&former.entry, &former_slots)?;
-                    put(&mut self.entries, "SERVICES", former_key(&port.key), former.entry)
+                    insert(&mut self.entries, "SERVICES", former_key(&port.key), former.entry)
                 }
                 None if old_former.is_some() => take(&mut self.entries, "SERVICES", &former_key(&port.key)),
                 _ => Ok(()),
             })
-            .and_then(|()| put(&mut self.entries, "SERVICES", port.key, new.entry));
+            .and_then(|()| insert(&mut self.entries, "SERVICES", port.key, new.entry));
         if let Err(error) = written {
             // Nothing leads to the slots yet. What can't be removed now is removed at the next start.
             let _ = self.restore_former(port.key, old_former.as_ref());
@@ -154,7 +154,7 @@ impl Services {
     /// Has the former table of a port be this one, after a change that failed.
     fn restore_former(&mut self, key: ServiceKey, former: Option<&Table>) -> Result<(), TableError> {
         match former {
-            Some(former) => put(&mut self.entries, "SERVICES", former_key(&key), former.entry),
+            Some(former) => insert(&mut self.entries, "SERVICES", former_key(&key), former.entry),
             None => take(&mut self.entries, "SERVICES", &former_key(&key)),
         }
     }
@@ -173,9 +173,9 @@ impl Services {
                     service,
                     index: *index,
                 };
-                put(&mut self.backends, "BACKENDS", at, target.backend)?;
+                insert(&mut self.backends, "BACKENDS", at, target.backend)?;
                 if let Some(home) = target.home {
-                    put(&mut self.homes, "HOMES", at, home_entry(at, key, home))?;
+                    insert(&mut self.homes, "HOMES", at, home_entry(at, key, home))?;
                 }
             }
         }
@@ -189,7 +189,7 @@ impl Services {
             for (to, slot) in entry.backends.iter_mut().zip(slots) {
                 *to = *slot;
             }
-            put(&mut self.slots, "SLOTS", SlotsKey { table, chunk }, entry)?;
+            insert(&mut self.slots, "SLOTS", SlotsKey { table, chunk }, entry)?;
         }
         Ok(())
     }

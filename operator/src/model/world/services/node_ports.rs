@@ -139,7 +139,7 @@ impl World {
     }
 
     /// Notes the ports that the rows of a service, which have just been made, give it.
-    pub(in super::super) fn settle_node_ports(&mut self, owner: &Owner) {
+    pub(in super::super) fn update_node_ports(&mut self, owner: &Owner) {
         let Owner::Service(name) = owner else { return };
         let held = self.wanted_node_ports(name).map(|(vni, mut ports)| {
             ports.retain(|port| self.may_have(name, *port, vni));

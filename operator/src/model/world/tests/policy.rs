@@ -715,7 +715,7 @@ impl Cluster {
         }
     }
 
-    fn settle(&mut self) {
+    fn converge(&mut self) {
         for _ in 0..2000 {
             self.deliver();
             self.roll_out();
@@ -747,7 +747,7 @@ fn packets_meet_the_old_policies_or_the_new_ones() {
             }
             cluster.check();
         }
-        cluster.settle();
+        cluster.converge();
         let latest = cluster.history.len() - 1;
         assert!(cluster.rounds.values().all(|round| *round == [latest; 2]));
         for _ in 0..20 {
@@ -755,7 +755,7 @@ fn packets_meet_the_old_policies_or_the_new_ones() {
         }
         for _ in 0..4 {
             cluster.now += REST;
-            cluster.settle();
+            cluster.converge();
         }
         assert_eq!(programs(&cluster.world), programs(&cluster.anew()));
         judged = [0, 1].map(|index| judged[index] + cluster.judged[index]);
