@@ -83,6 +83,7 @@ const TARGETS: &[Target] = &[
         against: None,
         bound: None,
     },
+    alone("maps-of-10k-rules", "map_mib", AtMost(20.0)),
     known("prog-front-send-tc", "prog-transit-bounce-tc", "ns_per_packet"),
     known(
         "prog-front-deliver-tc",

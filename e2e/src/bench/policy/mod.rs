@@ -6,7 +6,7 @@
 
 pub(super) mod nft;
 mod peer;
-mod rules;
+pub(super) mod rules;
 
 use std::{path::Path as Folder, rc::Rc};
 

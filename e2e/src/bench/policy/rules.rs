@@ -112,8 +112,9 @@ fn programs(node: &mut Node) -> Result<&mut Programs> {
     node.programs.as_mut().context("a droplet without programs")
 }
 
-/// Writes a set that accepts [`CLASS`] by its last rule.
-fn fill(programs: &mut Programs, set: u32, count: usize) -> Result<()> {
+/// Writes a set that accepts [`CLASS`] by its last rule. `count`: how many rules for other classes, and how many for
+/// other addresses.
+pub fn fill(programs: &mut Programs, set: u32, count: usize) -> Result<()> {
     let range = PortRange {
         first: 0,
         last: LAST_POINT,

@@ -1,6 +1,7 @@
 //! Kernel memory of all maps of a droplet with 100 pods, 10,000 bouncer rows, 1,000 droplets, 100 VPCs and 300
 //! networks, as the kernel accounts it (`memlock` in fdinfo). The node has 16 GiB of memory, which decides the size of
-//! CONNECTIONS. Once more with Services in use: 1,000 of them with ten backends each, and 10,000 connections.
+//! CONNECTIONS. Once more with Services in use: 1,000 of them with ten backends each, and 10,000 connections. And what
+//! a set of policies adds that has 10,000 rules for pods and as many for ranges.
 
 use std::{collections::BTreeMap, fs, net::Ipv4Addr};
 
@@ -15,6 +16,7 @@ use crate::{
     bench::{
         datapath::{Case, Plan},
         float,
+        policy::rules,
         results::Sample,
     },
     programs::{Programs, address, key, members},
@@ -23,13 +25,16 @@ use crate::{
 
 pub const NAME: &str = "maps-100-pods-10k-rows";
 pub const WITH_SERVICES: &str = "maps-100-pods-10k-rows-services";
+/// What the rules alone add.
+pub const OF_RULES: &str = "maps-of-10k-rules";
 /// The node's memory, bytes.
 const NODE: u64 = 16 << 30;
 const SERVICES: u32 = 1_000;
 const BACKENDS: u32 = 10;
 const CONNECTIONS: u32 = 10_000;
+const RULES: usize = 10_000;
 
-/// Measured as [`NAME`] or as [`WITH_SERVICES`].
+/// Measured as [`NAME`], as [`WITH_SERVICES`], or as [`OF_RULES`].
 pub struct MemoryCase(pub &'static str);
 
 impl Case for MemoryCase {
@@ -43,15 +48,24 @@ impl Case for MemoryCase {
 
     fn measure(&mut self, _plan: &Plan) -> Result<Vec<Sample>> {
         // Maps of other cases are in this process, too.
-        let before = maps()?;
+        let others = maps()?;
+        let own = || -> Result<u64> {
+            let all = maps()?.into_iter();
+            Ok(all
+                .filter(|(id, _)| !others.contains_key(id))
+                .map(|(_, bytes)| bytes)
+                .sum())
+        };
         let mut programs = Programs::open(&[("CONNECTIONS", entries_for(NODE))])?;
         fill(&mut programs)?;
         if self.0 == WITH_SERVICES {
             fill_services(&mut programs)?;
         }
-        let after = maps()?;
-        let own = after.iter().filter(|(id, _)| !before.contains_key(id));
-        let bytes: u64 = own.map(|(_, bytes)| bytes).sum();
+        let mut bytes = own()?;
+        if self.0 == OF_RULES {
+            rules::fill(&mut programs, 1, RULES)?;
+            bytes = own()? - bytes;
+        }
         Ok(vec![Sample::new("map_mib", "MiB", float(bytes) / float(1 << 20))])
     }
 }

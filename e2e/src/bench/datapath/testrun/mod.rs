@@ -34,7 +34,7 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
             cases.push(Box::new(case));
         }
     }
-    for name in [memory::NAME, memory::WITH_SERVICES] {
+    for name in [memory::NAME, memory::WITH_SERVICES, memory::OF_RULES] {
         if plan.wants_case(name) {
             cases.push(Box::new(memory::MemoryCase(name)));
         }
