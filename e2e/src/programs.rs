@@ -121,7 +121,7 @@ impl Programs {
     pub fn attach_tc(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
         if name == "agent_tc" {
-            return filter::put(self.tc(name)?, interface).with_context(context);
+            return filter::attach(self.tc(name)?, interface).with_context(context);
         }
         self.tc(name)?
             .attach(interface, TcAttachType::Ingress)

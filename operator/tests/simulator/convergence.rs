@@ -26,7 +26,7 @@ const BOUND: Duration = Duration::from_mins(5);
 const QUIET: Duration = Duration::from_mins(10);
 
 /// Ends all faults, and waits.
-pub async fn converge(simulation: &Arc<Simulation>) {
+pub async fn end_faults(simulation: &Arc<Simulation>) {
     let has_leader = {
         let state = &mut *simulation.lock();
         state.faults = state.faults.ended();

@@ -400,7 +400,7 @@ fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
                 state.store.values(Kind::Bouncer).next().is_none()
             })
             .await;
-            convergence::converge(simulation).await;
+            convergence::end_faults(simulation).await;
             delete(simulation, Kind::Pod, "east", "p");
             delete(simulation, Kind::Pod, "east", "q");
             delete(simulation, Kind::Vpc, "", "red");

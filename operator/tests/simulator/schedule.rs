@@ -33,7 +33,7 @@ pub fn run_in_order(seed: u64, order: u64) -> (Vec<String>, Vec<String>) {
     let happen = async |simulation: &Arc<Simulation>| {
         chaos(simulation).await;
         if !simulation.is_broken() {
-            convergence::converge(simulation).await;
+            convergence::end_faults(simulation).await;
         }
     };
     chance::seeded(seed, order, || live(seed, happen))
