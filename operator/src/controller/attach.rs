@@ -64,13 +64,16 @@ fn may_be_attached(endpoint: &Endpoint, context: &Context) -> bool {
     !holder.is_empty() && context.hub.may_be_attached(&holder, droplet_of(endpoint))
 }
 
-/// Returns the next pod of an Endpoint that a user made, and the pod's node: the oldest pod that names the Endpoint.
-pub fn next(endpoint: &Endpoint, context: &Context) -> Option<(PodRef, String)> {
+/// Returns the living pods that name an Endpoint that a user made, with their nodes: the oldest first.
+pub fn pods_naming(endpoint: &Endpoint, context: &Context) -> Vec<(PodRef, String)> {
     let name = name_of(endpoint);
     let pods = context.index.pods_of(&name);
     let pods = pods.iter().filter_map(|pod| find(pod, &name.0, context));
     let ready = pods.filter(|pod| pod.is_alive() && pod.metadata.deletion_timestamp.is_none());
     let bound = ready.filter_map(|pod| Some((pod.node()?, pod)));
-    let (node, pod) = bound.min_by_key(|(_, pod)| (pod.creation_timestamp(), pod.name_any()))?;
-    Some((pod.reference()?, node))
+    let mut bound: Vec<_> = bound.collect();
+    bound.sort_by_key(|(_, pod)| (pod.creation_timestamp(), pod.name_any()));
+    let pods = bound.into_iter();
+    pods.filter_map(|(node, pod)| Some((pod.reference()?, node)))
+        .collect()
 }

@@ -12,7 +12,7 @@ use thuban_cluster::Cluster;
 use crate::flows::none_lost_while;
 use crate::leadership::{leader, pod_of};
 use crate::requests::Ends;
-use crate::support::{Pod, apply, netexec_manifest, running};
+use crate::support::{Hanging, Pod, apply, condition, get, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
 
@@ -110,6 +110,33 @@ fn until(pod: &Pod, address: Ipv4Addr, passes: bool) -> Result<Duration> {
     Ok(since)
 }
 
+/// Opens the policy while the server's droplet hears nothing. The old policy holds there, and the PolicyState names the
+/// droplet, until the droplet hears again.
+fn open_without_its_droplet(cluster: &Cluster, guest: &Pod, server: &Pod) -> Result<()> {
+    let provisioned = || -> Result<(bool, String)> {
+        let state = get(cluster, &["policystates.thuban.dev", "-n", NAME, "server"])?;
+        let told = condition(&state, "Provisioned").cloned().unwrap_or_default();
+        Ok((told["status"] == "True", told["message"].to_string()))
+    };
+    let hanging = Hanging::new(cluster, &server.node, "transitd")?;
+    set(cluster, true)?;
+    let lacking = format!("; {}: ", server.node);
+    cluster.wait_for("a PolicyState that names the droplet", CHANGE_TIMEOUT, || {
+        let (is_provisioned, message) = provisioned()?;
+        Ok(!is_provisioned && message.contains(&lacking))
+    })?;
+    let answer = guest.udp(server.address, DENIED);
+    anyhow::ensure!(
+        answer.is_err(),
+        "a droplet without the new policy let the guest in"
+    );
+    drop(hanging);
+    until(guest, server.address, true)?;
+    cluster.wait_for("the policy in force on all droplets", CHANGE_TIMEOUT, || {
+        Ok(provisioned()?.0)
+    })
+}
+
 #[test]
 fn policy_changes_pass_only_what_old_or_new_allow() {
     let cluster = &tenants().cluster;
@@ -161,7 +188,7 @@ fn policy_changes_pass_only_what_old_or_new_allow() {
                 until(&guest, server.address, passes)?;
                 took.push((Kill::None, start.elapsed()));
             }
-            Ok(())
+            open_without_its_droplet(cluster, &guest, &server)
         });
         drop(ends);
         stranger.join().unwrap();

@@ -34,7 +34,7 @@ pub async fn provision(
     if home.is_empty() {
         say(endpoint, endpoints, status, unattached(), false, context).await?;
         // A pod that was refused may be admitted later, and nothing wakes the Endpoint then.
-        let is_asked_for = attach::next(endpoint, context).is_some();
+        let is_asked_for = !attach::pods_naming(endpoint, context).is_empty();
         return Ok(if is_asked_for {
             Action::requeue(USER_RETRY)
         } else {

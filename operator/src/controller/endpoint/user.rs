@@ -4,7 +4,7 @@
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
-use thuban_api::{Endpoint, EndpointStatus, Phase};
+use thuban_api::{Endpoint, EndpointStatus, Phase, PodRef};
 
 use crate::controller::admission::admitted;
 use crate::controller::attach;
@@ -32,27 +32,34 @@ pub async fn attend(
     Ok(None)
 }
 
+/// Tells a pod once that another pod has the Endpoint.
+fn tell_in_use(endpoint: &Endpoint, waiting: &PodRef, context: &Context) {
+    if !context
+        .clocks
+        .known_for(Timed::EndpointInUse, &waiting.uid)
+        .is_zero()
+    {
+        return;
+    }
+    let note = format!(
+        "another pod has Endpoint {:?}; this pod gets it when that pod has ended",
+        endpoint.name_any()
+    );
+    let about = pod_reference(endpoint, &waiting.name, &waiting.uid);
+    context.events.event_about(about, true, "EndpointInUse", &note);
+}
+
 /// Returns the status with the pod that has a user's Endpoint from now on, if that changes.
 fn next_pod(endpoint: &Endpoint, context: &Context) -> Option<EndpointStatus> {
     let mut status = endpoint.status.clone().unwrap_or_default();
-    let next = attach::next(endpoint, context);
+    let naming = attach::pods_naming(endpoint, context);
     if attach::is_needed(endpoint, context) {
-        let (waiting, _) = next.filter(|(next, _)| Some(next) != status.pod_ref.as_ref())?;
-        if context
-            .clocks
-            .known_for(Timed::EndpointInUse, &waiting.uid)
-            .is_zero()
-        {
-            let note = format!(
-                "another pod has Endpoint {:?}; this pod gets it when that pod has ended",
-                endpoint.name_any()
-            );
-            let about = pod_reference(endpoint, &waiting.name, &waiting.uid);
-            context.events.event_about(about, true, "EndpointInUse", &note);
-        }
+        let pods = naming.iter().map(|(pod, _)| pod);
+        let waiting = pods.filter(|pod| Some(*pod) != status.pod_ref.as_ref());
+        waiting.for_each(|pod| tell_in_use(endpoint, pod, context));
         return None;
     }
-    let (pod, droplet) = next.unzip();
+    let (pod, droplet) = naming.into_iter().next().unzip();
     if pod.is_none() && status.pod_ref.is_none() {
         return None;
     }
