@@ -1,8 +1,12 @@
-//! The eBPF object as tests use it: loaded afresh, never pinned, with tables filled row by row.
+//! The eBPF object as tests use it: never pinned, with tables filled row by row.
+
+mod lent;
+mod wipe;
 
 use std::{
     collections::BTreeMap,
     env,
+    fs::File,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
 };
@@ -11,7 +15,7 @@ use anyhow::{Context, Result};
 use aya::{
     Ebpf, EbpfLoader, Pod,
     maps::{Array, HashMap, LpmTrie, PerCpuArray, PerCpuHashMap, PerCpuValues, RingBuf, lpm_trie::Key},
-    programs::{SchedClassifier, TcAttachType, Xdp, XdpMode},
+    programs::{SchedClassifier, TcAttachType, Xdp, XdpMode, links::FdLink},
 };
 use thuban_common::{
     counters::Counter,
@@ -23,6 +27,8 @@ use thuban_common::{
     },
 };
 use transitd::dataplane::{filter, loader::verified, sk_buff};
+
+pub use self::lent::Lent;
 
 /// Returns the path where `cargo xtask build-ebpf` puts the object; THUBAN_PROGRAMS names another one.
 pub fn object() -> PathBuf {
@@ -61,6 +67,10 @@ pub fn members(droplets: &[Ipv4Addr]) -> Members {
 /// All programs and their maps, loaded into the kernel.
 pub struct Programs {
     pub ebpf: Ebpf,
+    /// Where programs are attached, but for agents at tc.
+    links: Vec<FdLink>,
+    /// The network namespaces and interfaces at which the agent is attached at tc.
+    filters: Vec<(File, String)>,
 }
 
 impl Programs {
@@ -79,7 +89,11 @@ impl Programs {
                 path.display()
             )
         })?;
-        Ok(Self { ebpf })
+        Ok(Self {
+            ebpf,
+            links: Vec::new(),
+            filters: Vec::new(),
+        })
     }
 
     /// Loads and verifies every program.
@@ -94,8 +108,13 @@ impl Programs {
             }
             .with_context(|| format!("verifying {name}"))?;
         }
-        programs.set("QUOTAS", QUOTA_SHARED, CONNECTIONS_CAPACITY / 2)?;
+        programs.start()?;
         Ok(programs)
+    }
+
+    /// Writes what tables hold before they have rows.
+    fn start(&mut self) -> Result<()> {
+        self.set("QUOTAS", QUOTA_SHARED, CONNECTIONS_CAPACITY / 2)
     }
 
     /// Returns the program of a tc hook.
@@ -121,20 +140,26 @@ impl Programs {
     pub fn attach_tc(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
         if name == "agent_tc" {
+            let namespace = File::open("/proc/thread-self/ns/net").context("/proc/thread-self/ns/net")?;
+            self.filters.push((namespace, interface.to_owned()));
             return filter::attach(self.tc(name)?, interface).with_context(context);
         }
-        self.tc(name)?
+        let program = self.tc(name)?;
+        let id = program
             .attach(interface, TcAttachType::Ingress)
             .with_context(context)?;
+        let link = program.take_link(id).with_context(context)?;
+        self.links.push(link.try_into()?);
         Ok(())
     }
 
     /// Attaches a program natively at XDP of an interface of the calling thread's network namespace.
     pub fn attach_xdp(&mut self, name: &str, interface: &str) -> Result<()> {
         let context = || format!("attaching {name} to {interface}");
-        self.xdp(name)?
-            .attach(interface, XdpMode::Driver)
-            .with_context(context)?;
+        let program = self.xdp(name)?;
+        let id = program.attach(interface, XdpMode::Driver).with_context(context)?;
+        let link = program.take_link(id).with_context(context)?;
+        self.links.push(link.try_into()?);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use super::{
     namespace::{Namespace, run},
     traffic::End,
 };
-use crate::programs::{Programs, key};
+use crate::programs::{Lent, key};
 
 /// Offloads that must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end
 /// takes away what attaching it here gave.
@@ -26,7 +26,7 @@ const POD_OFFLOADS: &str = "tx-udp_tnl-segmentation off tx-udp_tnl-csum-segmenta
 pub struct Droplet {
     pub address: Ipv4Addr,
     pub namespace: Namespace,
-    pub programs: Programs,
+    pub programs: Lent,
     /// Whether agents are attached at XDP too.
     pub agent_at_xdp: bool,
     /// MTU of the uplink.
@@ -110,7 +110,7 @@ impl Droplet {
         for interface in ["all", "uplink"] {
             namespace.sysctl(&format!("ipv4/conf/{interface}/rp_filter"), "0")?;
         }
-        let mut programs = Programs::load()?;
+        let mut programs = Lent::new()?;
         let uplink = namespace.interface("uplink")?;
         programs.configure(ConfigEntry {
             droplet: address.octets(),

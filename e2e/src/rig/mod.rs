@@ -13,7 +13,7 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result};
 
-use crate::programs::Programs;
+use crate::programs::Lent;
 use droplet::Droplet;
 use namespace::Namespace;
 
@@ -70,7 +70,7 @@ pub struct Rig {
     /// The namespace of the bridge or the router.
     pub bridge: Namespace,
     // Programs that let the bridge's ends of the uplinks take frames that XDP sends.
-    _far_ends: Programs,
+    _far_ends: Option<Lent>,
 }
 
 impl Rig {
@@ -85,11 +85,11 @@ impl Rig {
             }
             Underlay::Routed => bridge.sysctl("ipv4/ip_forward", "1")?,
         }
-        let mut far_ends = Programs::load()?;
+        let mut far_ends = (transit == Transit::Xdp).then(Lent::new).transpose()?;
         let mut droplets = Vec::new();
         for index in 1..=count {
             let droplet = Droplet::new(index, &bridge, transit, underlay)?;
-            if transit == Transit::Xdp {
+            if let Some(far_ends) = &mut far_ends {
                 bridge.run(|| far_ends.attach_xdp("xdp_pass", &format!("d{index}")))?;
             }
             droplets.push(droplet);

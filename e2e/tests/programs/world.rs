@@ -16,7 +16,7 @@ use thuban_common::{
     },
 };
 use thuban_e2e::{
-    programs::{Programs, key, members},
+    programs::{Lent, Programs, key, members},
     rig::namespace::Namespace,
 };
 
@@ -53,7 +53,7 @@ pub struct Outcome {
 
 pub struct World {
     pub namespace: Namespace,
-    pub programs: Programs,
+    pub programs: Lent,
     pub interfaces: Vec<u32>,
     pub uplink: u32,
     /// Mark of frames at tc.
@@ -64,7 +64,7 @@ pub struct World {
 impl World {
     pub fn new() -> Result<Self> {
         let namespace = Namespace::new("world")?;
-        let mut programs = Programs::load()?;
+        let mut programs = Lent::new()?;
         let mut interfaces = Vec::new();
         for index in 0..INTERFACES {
             add_interface(&namespace, &mut programs, &format!("pod{index}"))?;

@@ -38,15 +38,18 @@ pub fn attach(program: &mut SchedClassifier, interface: &str) -> Result<(), Prog
     );
     let id = match made {
         Err(ProgramError::TcError(error)) if is_there(&error) => {
-            let old = SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)
-                .map_err(TcError::IoError)?;
-            program.attach_to_link(old)
+            program.attach_to_link(attached(interface).map_err(TcError::IoError)?)
         }
         other => other,
     }?;
     // A link that is dropped removes its filter.
     std::mem::forget(program.take_link(id)?);
     Ok(())
+}
+
+/// Returns the filter of an interface as a link, which removes it when it is dropped.
+pub fn attached(interface: &str) -> std::io::Result<SchedClassifierLink> {
+    SchedClassifierLink::attached(interface, TcAttachType::Ingress, PRIORITY, HANDLE, None)
 }
 
 /// Returns the id of the program that runs at the agent's place of an interface.
