@@ -236,6 +236,7 @@ impl Netfilter {
     fn admit_each(&mut self, wanted: Admission) -> Result<Admission, NetfilterError> {
         let mut written = Admission {
             pods: wanted.pods,
+            rejecting: wanted.rejecting,
             ..Admission::default()
         };
         self.nft.write(&policy::ruleset(&written))?;

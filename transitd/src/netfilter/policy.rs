@@ -9,20 +9,24 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use thuban_api::identifiers::Vni;
-use thuban_common::host_stack::{NFT_POLICY_TABLE, policy_priority};
+use thuban_common::host_stack::{CONNECTION_REFUSED, NFT_POLICY_TABLE, policy_priority};
 use thuban_common::packet::ipv4::{ICMP, SCTP, TCP, UDP};
 use thuban_common::packet::ipv6::ICMPV6;
-use thuban_common::policy::{LAST_POINT, point};
+use thuban_common::policy::{LAST_POINT, REJECTIONS_PER_WINDOW, point};
 use thuban_rows::PolicyId;
 
+use super::host::from_pod;
 use super::template::Values;
 use crate::attachments::HOST_PREFIX;
+use crate::netlink::host_end::HOST_END;
 use crate::program::policy::{Outside, Points};
 
 const TEMPLATE: &str = include_str!("policy.nft");
 /// The reason of drops, and the counter's name.
 pub(super) const FROM_OUTSIDE: &str = "policy_from_outside";
 const PROTOCOLS: [u8; 3] = [TCP, UDP, SCTP];
+/// More pods than a node has.
+const MAX_PODS: u32 = 65_535;
 
 pub(super) type Set = (Vni, PolicyId);
 
@@ -31,6 +35,8 @@ pub(super) type Set = (Vni, PolicyId);
 pub struct Admission {
     /// The addresses of endpoints on this droplet that have an ingress set.
     pub pods: BTreeMap<IpAddr, Set>,
+    /// Those of them whose VPC rejects.
+    pub rejecting: BTreeSet<IpAddr>,
     /// The sets, without those that deny all.
     pub sets: BTreeMap<Set, Arc<Outside>>,
 }
@@ -41,11 +47,20 @@ pub(super) fn ruleset(admission: &Admission) -> String {
     for (name, text) in [
         ("NFT_POLICY_TABLE", NFT_POLICY_TABLE),
         ("ADMIT", policy_priority::ADMIT),
+        ("ASTRAY", policy_priority::ASTRAY),
+        ("HOST_END", HOST_END),
         ("FROM_OUTSIDE", FROM_OUTSIDE),
         ("HOST_PREFIX", HOST_PREFIX),
     ] {
         values.one(name, text);
     }
+    values.one("from_pod", from_pod("=="));
+    values.one("MAX_PODS", MAX_PODS);
+    values.one("MAX_REJECTIONS", REJECTIONS_PER_WINDOW);
+    values.mark("CONNECTION_REFUSED", CONNECTION_REFUSED);
+    let rejecting = admission.rejecting.iter();
+    values.joined("rejecting", rejecting.clone().filter(|pod| pod.is_ipv4()));
+    values.joined("rejecting6", rejecting.filter(|pod| pod.is_ipv6()));
     // The image has no names of protocols.
     values.one("ICMP", ICMP);
     values.one("ICMPV6", ICMPV6);
@@ -92,7 +107,12 @@ pub(super) fn changes(written: &Admission, wanted: &Admission) -> Option<String>
             let map = if address.is_ipv6() { "pods6" } else { "pods" };
             format!("{verb} element inet {NFT_POLICY_TABLE} {map} {{ {element} }}")
         });
-        commands.collect::<Vec<_>>()
+        let rejecting = admission.rejecting.difference(&other.rejecting);
+        let rejecting = rejecting.map(|address| {
+            let set = if address.is_ipv6() { "rejecting6" } else { "rejecting" };
+            format!("{verb} element inet {NFT_POLICY_TABLE} {set} {{ {address} }}")
+        });
+        commands.chain(rejecting).collect::<Vec<_>>()
     };
     lines.extend(of(written, wanted, "delete"));
     lines.extend(of(wanted, written, "add"));
@@ -294,7 +314,34 @@ mod tests {
         Admission {
             pods: pods.collect(),
             sets: sets.collect(),
+            rejecting: BTreeSet::new(),
         }
+    }
+
+    #[test]
+    fn pods_of_a_vpc_that_rejects_are_told_from_others() {
+        let quiet = admission(&[("10.0.0.5", 9), ("10.0.0.6", 8), ("fd00::5", 9)], &[]);
+        let text = ruleset(&quiet);
+        let set = "set rejecting {\n    type ipv4_addr\n";
+        assert!(text.contains(&format!("{set}  }}")), "{text}");
+        let telling = Admission {
+            rejecting: ["10.0.0.5", "fd00::5"].map(address).into(),
+            ..quiet.clone()
+        };
+        let text = ruleset(&telling);
+        for part in [
+            format!("{set}    elements = {{ 10.0.0.5 }}").as_str(),
+            "type ipv6_addr\n    elements = { fd00::5 }",
+            "    meta mark & 0x1ffd == 0x54 drop\n",
+            "limit rate 100/second burst 100 packets } ct mark set 0x4f reject with tcp reset\n    drop",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+        assert!(!text.contains("{{"), "{text}");
+        let element = "element inet thuban-policy rejecting";
+        let lines = |verb| format!("{verb} {element} {{ 10.0.0.5 }}\n{verb} {element}6 {{ fd00::5 }}\n");
+        assert_eq!(changes(&quiet, &telling), Some(lines("add")));
+        assert_eq!(changes(&telling, &quiet), Some(lines("delete")));
     }
 
     #[test]

@@ -165,6 +165,9 @@ impl State {
             Some(local.addresses().map(move |address| (address, set)))
         });
         let pods: BTreeMap<IpAddr, _> = judged.flatten().collect();
+        let rejects = |vni| self.program.vpc(vni).is_some_and(|vpc| vpc.reject);
+        let rejecting = pods.iter().filter(|(_, (vni, _))| rejects(*vni));
+        let rejecting = rejecting.map(|(address, _)| *address).collect();
         let sets: BTreeSet<_> = pods.values().copied().collect();
         let known = sets.into_iter().filter_map(|(vni, id)| {
             let outside = self.policies.outside(vni, id)?;
@@ -172,6 +175,7 @@ impl State {
         });
         Admission {
             sets: known.collect(),
+            rejecting,
             pods,
         }
     }

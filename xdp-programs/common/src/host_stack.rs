@@ -41,6 +41,8 @@ pub const CONNECTION_LED: u32 = 0x0050;
 pub const CONNECTION_SENT_ON: u32 = 0x0051;
 /// Mark of a connection by a NodePort, or a balancer's address, to backends outside of the VPC.
 pub const CONNECTION_EXPOSED: u32 = 0x0052;
+/// Mark of a connection from outside that ingress policies deny, and whose client hears so. It ends with the answer.
+pub const CONNECTION_REFUSED: u32 = 0x004f;
 
 /// Routing table with routes to pods, and to the VPC of nodes: for packets that the host itself sends, and for
 /// [`MARK_ANSWER`].
@@ -93,6 +95,7 @@ pub mod limits_priority {
 /// The priority of each base chain of [`NFT_POLICY_TABLE`].
 pub mod policy_priority {
     pub const ADMIT: &str = "filter";
+    pub const ASTRAY: &str = "filter";
 }
 
 /// Returns the mark of packets that come from an attachment. Two attachments share a mark if the numbers of their
@@ -116,6 +119,7 @@ mod tests {
             0,
             CONNECTION_EXPOSED,
             CONNECTION_LED,
+            CONNECTION_REFUSED,
             CONNECTION_SENT_ON,
             MARK_ANSWER,
             MARK_HOST_ENDPOINT,

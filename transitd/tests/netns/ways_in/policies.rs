@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
-    ExposedRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
+    ExposedRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier, VpcRow,
 };
 
 use super::world::{
     FAR6, NODE_PORT, NODE6, SERVER, SERVICE6, STRANGER6, TCP, UDP, ask, exposed_of, rig, send_from, serve,
-    socket_at, tenants, tenants_pod,
+    socket_at, tenants, tenants_pod, tenants_vpcs,
 };
 use crate::policies::{FAR, SERVICE, STRANGER, pod};
 use crate::rig::{self, NODE, Rig, dual, eventually};
@@ -206,6 +206,62 @@ fn open_connections_and_host_ports_follow_the_policies() {
     assert_eq!(reached(&rig), [false, false]);
     send_from(&rig, STRANGER, STRANGER6);
     assert_eq!(reached(&rig), [true, true]);
+}
+
+#[test]
+fn clients_outside_hear_that_a_vpc_rejects_them() {
+    let rig = rig();
+    serve_both(&rig, "p3");
+    let (v4, v6) = tenants(7);
+    rig.on_node("nft add table ip ports");
+    rig.on_node("nft 'add chain ip ports in { type nat hook prerouting priority -100; }'");
+    rig.on_node(&format!(
+        "nft add rule ip ports in fib daddr type local tcp dport {HOST_PORT} dnat to {v4}:{SERVER}"
+    ));
+    let strangers = [("198.51.100.9/32", &[][..]), ("2001:db8:9::9/128", &[])];
+    let mut rows = node_port(8, [v4.into(), v6.into()]);
+    rows.push(set(8, 1, &[TCP, UDP], &strangers));
+    rows.push(judged(tenants_pod(8, "p3", 7), 0));
+    rig.operator.push_and_wait(rows, vec![]);
+    send_from(&rig, FAR, FAR6);
+    eventually("both families", || reached_by_family(&rig) == [[true; 2]; 2]);
+    let host_port = SocketAddr::from((NODE, HOST_PORT));
+    let ways: [SocketAddr; 3] = [TO[0].into(), TO[1].into(), host_port];
+    let mut open = ways.map(|to| tcp::connect_to(rig.far(), to).unwrap());
+    rig.operator
+        .push_and_wait(vec![judged(tenants_pod(8, "p3", 7), 1)], vec![]);
+    let heard = || ways.map(|to| tcp::connect_to(rig.far(), to).unwrap_err());
+    assert_eq!(heard(), [ErrorKind::TimedOut; 3]);
+    let rejects = |vni, reject| {
+        let vpcs = tenants_vpcs().into_iter().filter(|vpc| vpc.vni == vni);
+        let vpcs = vpcs.map(|vpc| Row::Vpc(VpcRow { reject, ..vpc }));
+        rig.operator.push_and_wait(vpcs.collect(), vec![]);
+    };
+    rejects(9, true);
+    assert_eq!(heard(), [ErrorKind::TimedOut; 3], "another VPC rejects");
+    rejects(8, true);
+    // The answer comes from the port that was asked: the client would not believe another one.
+    eventually("the client hears", || heard() == [ErrorKind::ConnectionRefused; 3]);
+    for stream in &mut open {
+        let kind = tcp::try_ask(stream).unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::WouldBlock, "an open connection hears nothing");
+    }
+    assert!(ask(rig.far(), TO[0], 1).is_none());
+    send_from(&rig, STRANGER, STRANGER6);
+    assert_eq!(reached(&rig), [true, true], "whom the policy accepts");
+    // Who sends by the address of another VPC's pod has that pod hear nothing.
+    rig.on_node("sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.up0.rp_filter=0");
+    let (other, _) = tenants(8);
+    rig.on_far(&format!("ip address add {other}/32 dev lo"));
+    send_from(&rig, other, FAR6);
+    let heard_by_liar = tcp::connect_to(rig.far(), TO[0].into()).unwrap_err();
+    assert_eq!(heard_by_liar, ErrorKind::TimedOut);
+    let astray = rig.on_node("nft list chain inet thuban-policy astray");
+    let silent = astray.matches("counter packets 0 ").count();
+    assert_eq!(silent, 1, "dropped on the way to the pod alone: {astray}");
+    send_from(&rig, FAR, FAR6);
+    rejects(8, false);
+    eventually("silence", || heard() == [ErrorKind::TimedOut; 3]);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType};
 use thuban_proto::transit::row::Row;
-use thuban_proto::transit::{ExposedPort, ExposedRow, LocalRow, ServiceBackend};
+use thuban_proto::transit::{ExposedPort, ExposedRow, LocalRow, ServiceBackend, VpcRow};
 
 use crate::policies::{FAR, STRANGER, vpcs_and_networks};
 use crate::rig::{NODE, Rig, dual, eventually, in_namespace};
@@ -60,6 +60,23 @@ pub fn tenants_pod(vni: u32, uid: &str, last: u8) -> Row {
     })
 }
 
+fn add_family(tenants: &mut VpcRow) {
+    tenants.cidrs6.push("fd00:8::/48".into());
+    tenants.closed_cidrs.push("2001:db8:1::/64".into());
+}
+
+/// Returns VPCs 8 and 9 as [`rig`] has them.
+pub fn tenants_vpcs() -> Vec<VpcRow> {
+    let vpcs = vpcs_and_networks().into_iter().filter_map(|row| match row {
+        Row::Vpc(mut vpc) if vpc.vni != 7 => {
+            add_family(&mut vpc);
+            Some(vpc)
+        }
+        _ => None,
+    });
+    vpcs.collect()
+}
+
 /// Returns a rig where nodes and p1 are in VPC 7; p3 is in VPC 8 and p4 in VPC 9, tenants' that may go out.
 pub fn rig() -> Rig {
     let mut rows = vpcs_and_networks();
@@ -69,10 +86,7 @@ pub fn rig() -> Rig {
                 vpc.cidrs6.push("fd00:1::/48".into());
                 vpc.service_cidrs.push("fd00:96::/108".into());
             }
-            Row::Vpc(vpc) => {
-                vpc.cidrs6.push("fd00:8::/48".into());
-                vpc.closed_cidrs.push("2001:db8:1::/64".into());
-            }
+            Row::Vpc(vpc) => add_family(vpc),
             Row::Network(network) if network.vni == 7 => network.cidrs6.push("fd00:1::/64".into()),
             Row::Network(network) => network.cidrs6.push("fd00:8::/64".into()),
             _ => {}
