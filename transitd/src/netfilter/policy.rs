@@ -109,7 +109,11 @@ pub(super) fn changes(written: &Admission, wanted: &Admission) -> Option<String>
         });
         let rejecting = admission.rejecting.difference(&other.rejecting);
         let rejecting = rejecting.map(|address| {
-            let set = if address.is_ipv6() { "rejecting6" } else { "rejecting" };
+            let set = if address.is_ipv6() {
+                "rejecting6"
+            } else {
+                "rejecting"
+            };
             format!("{verb} element inet {NFT_POLICY_TABLE} {set} {{ {address} }}")
         });
         commands.chain(rejecting).collect::<Vec<_>>()

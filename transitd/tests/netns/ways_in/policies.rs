@@ -241,7 +241,9 @@ fn clients_outside_hear_that_a_vpc_rejects_them() {
     assert_eq!(heard(), [ErrorKind::TimedOut; 3], "another VPC rejects");
     rejects(8, true);
     // The answer comes from the port that was asked: the client would not believe another one.
-    eventually("the client hears", || heard() == [ErrorKind::ConnectionRefused; 3]);
+    eventually("the client hears", || {
+        heard() == [ErrorKind::ConnectionRefused; 3]
+    });
     for stream in &mut open {
         let kind = tcp::try_ask(stream).unwrap_err().kind();
         assert_eq!(kind, ErrorKind::WouldBlock, "an open connection hears nothing");
