@@ -21,10 +21,12 @@ struct Arguments {
     /// Number of VPCs that attack at the same time, 1 to 100. Each has two pods
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=100))]
     attackers: u8,
-    /// Number of packets per second that each attacking pod sends
+    /// Number of packets per second that each attacking pod sends. Scenes of DNS and `policy-denials` have rates of
+    /// their own
     #[arg(long, default_value_t = 1300)]
     rate: u32,
-    /// Run only these scenes, separated by commas. A wrong name lists all. Default: all
+    /// Run only these scenes, separated by commas, such as policy-denials,policy-flows. A wrong name lists all.
+    /// Default: all
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Check only that everything works: one short round. The figures mean nothing

@@ -67,6 +67,16 @@ fn changes_of_node_ports_keep_nobody_else_waiting_for_ever() -> Result<()> {
 }
 
 #[test]
+fn most_rules_and_denials_leave_others_connections() -> Result<()> {
+    flood("policy-denials")
+}
+
+#[test]
+fn who_fills_flows_leaves_others_connections() -> Result<()> {
+    flood("policy-flows")
+}
+
+#[test]
 fn every_scene_has_a_test() {
     let tests = include_str!("main.rs");
     for scene in neighbours::names() {

@@ -8,11 +8,12 @@ use std::{
 };
 
 use anyhow::Result;
-use thuban_testkit::packets::{Ipv4, Raw, checksum, udp};
+use thuban_testkit::packets::{Ipv4, Raw, checksum, datagram, udp};
 
 use super::{
+    policies::DENIED_PORTS,
     servers::{SILENT, query},
-    site::{DNS, PORT, SERVICE, SHARED, nobody},
+    site::{DNS, PORT, SERVICE, SHARED, nobody, other},
 };
 use crate::rig::namespace::Namespace;
 
@@ -37,6 +38,10 @@ pub enum Flood {
     OwnNames,
     /// A datagram to each address of the network.
     Scan,
+    /// Datagrams to the VPC's other pod, each denied by another rule than the one before.
+    Denied,
+    /// New flows of datagrams to the VPC's other pod, which accepts them.
+    Accepted,
 }
 
 impl Flood {
@@ -55,6 +60,14 @@ impl Flood {
             Self::Scan => {
                 let payload = udp(port, 9, &[0; 8]);
                 Ipv4::new(UDP, from, nobody(vni, number)).around(&payload)
+            }
+            Self::Denied | Self::Accepted => {
+                let to = match self {
+                    Self::Denied => 1 + (number % DENIED_PORTS) as u16,
+                    _ => PORT,
+                };
+                let to = SocketAddrV4::new(other(vni, from), to);
+                datagram(SocketAddrV4::new(from, port), to, &[0; 8])
             }
         }
     }
@@ -122,6 +135,22 @@ mod tests {
         covered.extend(&packet[20..]);
         assert_eq!(checksum(&covered), 0);
         assert_eq!(checksum(&packet[..20]), 0);
+    }
+
+    #[test]
+    fn datagrams_meet_all_rules_or_are_flows_of_their_own() {
+        let ports = |flood: Flood| {
+            let packets = (0..DENIED_PORTS).map(|number| flood.packet(2, Ipv4Addr::new(10, 2, 0, 2), number));
+            let packets: Vec<Vec<u8>> = packets.collect();
+            assert!(packets.iter().all(|packet| packet[16..20] == [10, 2, 0, 3]));
+            [20..22_usize, 22..24].map(|of| {
+                let ports = packets.iter().map(|packet| packet[of.clone()].to_vec());
+                ports.collect::<std::collections::BTreeSet<_>>().len()
+            })
+        };
+        let all = DENIED_PORTS as usize;
+        assert_eq!(ports(Flood::Denied), [all, all]);
+        assert_eq!(ports(Flood::Accepted), [all, 1]);
     }
 
     #[test]

@@ -8,6 +8,7 @@
 
 mod flood;
 mod plot;
+mod policies;
 mod probe;
 mod report;
 mod scenes;

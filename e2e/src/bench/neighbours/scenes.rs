@@ -8,13 +8,14 @@ use std::{
 
 use anyhow::{Result, anyhow, ensure};
 use thuban_proto::transit::{Row as AnyRow, row::Row};
-use thuban_testkit::wait::wait_for;
+use thuban_testkit::{operator::IN_THE_END, wait::wait_for};
 
 use super::{
     Plan,
     flood::{self, Flood},
+    policies::Policies,
     probe::{Outcome, Probe},
-    site::{Site, Tenant, changing, exposed, filler},
+    site::{Site, TABLE_FULL, Tenant, changing, exposed, filler},
 };
 use crate::bench::transitd::Parts;
 
@@ -31,6 +32,8 @@ pub struct Scene {
 enum Attack {
     /// Floods of all pods of all attackers, at the plan's rate or this one. The second flood takes nothing of others.
     Floods(Flood, Flood, Option<u32>),
+    /// The same of pods with rules of network policy. The probe begins when attackers have met a limit.
+    Judged(Policies, Flood, Option<u32>),
     /// One pod of the VPC that measures.
     Own(Flood, Flood, Option<u32>),
     /// So many rows a second for attackers, by VNI and number; no packet at all.
@@ -40,13 +43,16 @@ enum Attack {
 /// Names a second of one pod: enough to exhaust 4 seconds of patience and 128 places of a VPC.
 const NAMES: Option<u32> = Some(100);
 
+/// Datagrams a second of one pod, to be denied: a denial costs the pod next to nothing.
+const DENIED: Option<u32> = Some(10_000);
+
 const REFUSED_NAMES: &[&str] = &[
     r#"dns_queries_total{result="limited"}"#,
     r#"dns_queries_total{result="displaced"}"#,
 ];
 const PACED: &[&str] = &[r#"packets_total{reason="direct_paced"}"#];
 
-pub const SCENES: [Scene; 9] = [
+pub const SCENES: [Scene; 11] = [
     // The agents' table of connections.
     Scene {
         name: "connections",
@@ -96,7 +102,7 @@ pub const SCENES: [Scene; 9] = [
         name: "tables",
         attack: Attack::Changes(500, filler),
         probes: &[Probe::Services],
-        limits: &[r#"nacks_total{reason="NACK_REASON_TABLE_FULL"}"#],
+        limits: &[TABLE_FULL],
     },
     // transitd's locks.
     Scene {
@@ -112,7 +118,31 @@ pub const SCENES: [Scene; 9] = [
         probes: &[Probe::Names, Probe::Pods],
         limits: &[],
     },
+    // The tables of rules, and the one of what they deny.
+    Scene {
+        name: "policy-denials",
+        attack: Attack::Judged(Policies::Most, Flood::Denied, DENIED),
+        probes: &[Probe::Connect, Probe::Open],
+        limits: &[r#"drops_total{reason="policy_ingress"}"#],
+    },
+    // The table of flows that rules let pass.
+    Scene {
+        name: "policy-flows",
+        attack: Attack::Judged(Policies::One, Flood::Accepted, None),
+        probes: &[Probe::Connect, Probe::Open],
+        limits: &[r#"packets_total{reason="policy_unvouched"}"#],
+    },
 ];
+
+impl Attack {
+    /// Returns the rules of the pods of a scene.
+    const fn policies(self) -> Policies {
+        match self {
+            Self::Judged(policies, ..) => policies,
+            Self::Floods(..) | Self::Own(..) | Self::Changes(..) => Policies::None,
+        }
+    }
+}
 
 /// A probe's three measurements.
 #[derive(Clone, Debug)]
@@ -126,10 +156,15 @@ pub struct Outcomes {
 /// Plays one round of a scene, each probe on a node of its own: the effects of an attack last for minutes.
 pub fn play(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<Vec<Outcomes>> {
     let one = |probe: &Probe| {
-        let site = Site::up(parts, plan.attackers)?;
+        let site = Site::up(parts, plan.attackers, scene.attack.policies())?;
         let alone = probe.measure(&site, plan, 0)?;
         let control = during(&site, scene.attack, true, plan, || probe.measure(&site, plan, 1))?;
-        let beside = during(&site, scene.attack, false, plan, || probe.measure(&site, plan, 2))?;
+        let beside = during(&site, scene.attack, false, plan, || {
+            if matches!(scene.attack, Attack::Judged(..)) {
+                wait_for_limit(&site, scene, IN_THE_END)?;
+            }
+            probe.measure(&site, plan, 2)
+        })?;
         Ok(Outcomes {
             probe: probe.name(),
             alone,
@@ -142,15 +177,10 @@ pub fn play(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<Vec<Outcomes>> 
 
 /// Plays a scene once, on one node: the probes measure, one after the other, once attackers have met a limit.
 pub fn check(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<()> {
-    let site = Site::up(parts, plan.attackers)?;
+    let site = Site::up(parts, plan.attackers, scene.attack.policies())?;
     during(&site, scene.attack, false, plan, || {
         if !scene.limits.is_empty() {
-            wait_for(
-                "a counter of what attackers are refused",
-                plan.patience,
-                Duration::from_millis(100),
-                || Ok(refused(&site, scene)? > 0),
-            )?;
+            wait_for_limit(&site, scene, plan.patience)?;
         }
         for probe in scene.probes {
             let outcome = probe.measure(&site, plan, 0)?;
@@ -171,6 +201,16 @@ pub fn check(scene: &Scene, plan: &Plan, parts: &Parts) -> Result<()> {
         refused(&site, scene)?
     );
     Ok(())
+}
+
+/// Waits until attackers are refused something.
+fn wait_for_limit(site: &Site, scene: &Scene, patience: Duration) -> Result<()> {
+    wait_for(
+        "a counter of what attackers are refused",
+        patience,
+        Duration::from_millis(100),
+        || Ok(refused(site, scene)? > 0),
+    )
 }
 
 /// Returns what the scene's limits have counted.
@@ -201,16 +241,15 @@ fn during<T: Send>(
     work: impl FnOnce() -> Result<T>,
 ) -> Result<T> {
     let pick = |worst, harmless| if is_control { harmless } else { worst };
+    let of_all = |flood, rate: Option<u32>| {
+        let rate = rate.unwrap_or(plan.rate);
+        let attackers = site.attackers.iter();
+        let pods = attackers.flat_map(|tenant| [(tenant, 0), (tenant, 1)]);
+        pods.map(|(tenant, pod)| (tenant, pod, flood, rate)).collect()
+    };
     let tenants: Vec<(&Tenant, u8, Flood, u32)> = match attack {
-        Attack::Floods(worst, harmless, rate) => {
-            let rate = rate.unwrap_or(plan.rate);
-            let flood = pick(worst, harmless);
-            let pods = site
-                .attackers
-                .iter()
-                .flat_map(|tenant| [(tenant, 0), (tenant, 1)]);
-            pods.map(|(tenant, pod)| (tenant, pod, flood, rate)).collect()
-        }
+        Attack::Floods(worst, harmless, rate) => of_all(pick(worst, harmless), rate),
+        Attack::Judged(_, worst, rate) => of_all(pick(worst, Flood::Nobody), rate),
         Attack::Own(worst, harmless, rate) => {
             vec![(&site.victim, 1, pick(worst, harmless), rate.unwrap_or(plan.rate))]
         }

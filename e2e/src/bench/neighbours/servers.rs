@@ -3,7 +3,7 @@
 
 use std::{
     io::{ErrorKind, Read, Write},
-    net::{SocketAddr, TcpListener, UdpSocket},
+    net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -89,6 +89,12 @@ pub fn names(namespace: &Namespace, address: impl Into<SocketAddr>) -> Result<Se
             }
         }
     }))
+}
+
+/// Returns a socket for datagrams that nobody reads: what comes for it is neither answered nor refused.
+pub fn unread(namespace: &Namespace, port: u16) -> Result<UdpSocket> {
+    let socket = namespace.run(|| Ok(UdpSocket::bind((Ipv4Addr::UNSPECIFIED, port))?));
+    socket.with_context(|| format!("listening at port {port}"))
 }
 
 /// Returns a query for the address of a name.

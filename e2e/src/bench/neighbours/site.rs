@@ -1,8 +1,8 @@
 //! A node with the tenants of a scene: attackers' VPCs with two pods each, and the VPC that measures.
 
-use std::net::{Ipv4Addr, SocketAddrV4};
+use std::net::{Ipv4Addr, SocketAddrV4, UdpSocket};
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use thuban_proto::transit::{
     DropletRow, ExposedPort, ExposedRow, LocalRow, NetworkRow, ServiceBackend, ServicePort, ServiceRow,
     VpcRow, row::Row,
@@ -10,6 +10,7 @@ use thuban_proto::transit::{
 
 use super::{
     flood::FLOOD_WINDOW,
+    policies::{Policies, SHARES},
     probe,
     servers::{self, Server},
 };
@@ -39,6 +40,8 @@ const PORTS: u16 = 128;
 pub const PORT: u16 = 8080;
 /// Pods of a VPC: a client, a server, and one that comes and goes.
 pub const PODS: u8 = 3;
+/// The series of transitd's metrics that counts rows for which a table has no room.
+pub const TABLE_FULL: &str = r#"nacks_total{reason="NACK_REASON_TABLE_FULL"}"#;
 /// The number of the VPC that measures; attackers have the numbers above.
 pub const VICTIM: u8 = 1;
 
@@ -72,19 +75,26 @@ pub fn address(vni: u8, pod: u8) -> Ipv4Addr {
     Ipv4Addr::new(10, vni, 0, 2 + pod)
 }
 
+/// Returns the address of the VPC's other pod that is attached.
+pub fn other(vni: u8, than: Ipv4Addr) -> Ipv4Addr {
+    address(vni, u8::from(than == address(vni, 0)))
+}
+
 pub struct Site {
     pub transitd: Transitd,
     pub victim: Tenant,
     pub attackers: Vec<Tenant>,
     _servers: Vec<Server>,
+    _unread: Vec<UdpSocket>,
 }
 
 impl Site {
-    pub fn up(parts: &Parts, attackers: u8) -> Result<Self> {
+    pub fn up(parts: &Parts, attackers: u8, policies: Policies) -> Result<Self> {
         let vnis: Vec<u8> = (VICTIM..=VICTIM + attackers).collect();
         let mut rows = vec![NODE, FAR].into_iter().map(droplet).collect::<Vec<Row>>();
         for vni in &vnis {
-            rows.extend(of_tenant(*vni));
+            rows.extend(policies.rows(*vni));
+            rows.extend(of_tenant(*vni, policies));
         }
         let environment = [("THUBAN_CLUSTER_DNS", DNS.ip().to_string())];
         let transitd = Transitd::up(parts, rows, &environment)?;
@@ -114,12 +124,22 @@ impl Site {
             servers::echo(&victim.pods[1].namespace, (victim.address(1), PORT))?,
             servers::echo(victim.client(), (victim.address(0), PORT))?,
         ];
+        let pods = tenants.iter().flat_map(|tenant| &tenant.pods);
+        let unread = pods.map(|pod| servers::unread(&pod.namespace, PORT));
+        let unread: Vec<UdpSocket> = unread.collect::<Result<_>>()?;
+        let metrics = transitd.metrics()?;
+        let is_full = metrics.get(TABLE_FULL).is_some_and(|count| *count > 0);
+        ensure!(
+            !is_full || attackers > SHARES,
+            "a table has no room for the rows of all tenants"
+        );
         probe::works(victim.client(), &[SERVICE, SHARED])?;
         Ok(Self {
             transitd,
             victim,
             attackers: tenants,
             _servers: servers,
+            _unread: unread,
         })
     }
 }
@@ -152,7 +172,7 @@ fn droplet(address: Ipv4Addr) -> Row {
 }
 
 /// Returns a VPC of one network, whose bouncers are elsewhere.
-fn of_tenant(vni: u8) -> Vec<Row> {
+fn of_tenant(vni: u8, policies: Policies) -> Vec<Row> {
     let cidr = format!("10.{vni}.0.0/16");
     let network = u32::from(Ipv4Addr::new(10, vni, 0, 0));
     let mut rows = vec![
@@ -185,7 +205,7 @@ fn of_tenant(vni: u8) -> Vec<Row> {
         }),
         service(vni, 1),
     ];
-    rows.extend((0..PODS).map(|pod| local(vni, network, pod)));
+    rows.extend((0..PODS).map(|pod| local(vni, network, pod, policies)));
     rows
 }
 
@@ -282,9 +302,10 @@ fn port(protocol: u32, port: u16, backends: &[SocketAddrV4]) -> ServicePort {
     }
 }
 
-fn local(vni: u8, network: u32, pod: u8) -> Row {
+fn local(vni: u8, network: u32, pod: u8, policies: Policies) -> Row {
     let uid = format!("bench-{}", number(vni, pod));
     let own = address(vni, pod);
+    let (class, ingress_set) = policies.of_pods();
     Row::Local(LocalRow {
         vni: vni.into(),
         address: mapped(own),
@@ -298,6 +319,8 @@ fn local(vni: u8, network: u32, pod: u8) -> Row {
         vpc_name: format!("vpc-{vni}"),
         network_name: "bench".into(),
         ready: true,
+        class,
+        ingress_set,
         ..LocalRow::default()
     })
 }
