@@ -98,8 +98,8 @@ pub static CONNECTIONS: HashMap<ConnectionKey, ConnectionEntry> =
 /// [`thuban_common::services::ALL_PENDING`], all clients of a VPC; by [`thuban_common::services::ALL_FLOWS`] its FLOWS.
 #[map]
 pub static SHARES: HashMap<EndpointKey, u32> = HashMap::with_max_entries(16384, BPF_F_NO_PREALLOC);
-/// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and the constants behind it. Programs write the first
-/// one, user space each element by itself.
+/// Counts, indexed by [`thuban_common::services::QUOTA_HELD`] and the constants behind it. Programs write the
+/// numbers of held entries, user space each element by itself.
 #[map]
 pub static QUOTAS: Array<u32> = Array::with_max_entries(services::QUOTAS, 0);
 #[map]

@@ -15,10 +15,10 @@ use thuban_common::{
     counters::Counter,
     packet::{ethernet, icmp, ip::IpPacket, ipv4, ipv6},
     policy::{
-        ANSWERED_LIFE, DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FLOWS_OF_VPC, FlowEntry, NO_RULE,
-        PEER_OUTSIDE, STAMP_GUARDED, STAMP_REPLY, Stamp, of_vpc, point, try_judge,
+        ANSWERED_LIFE, DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FlowEntry, NO_RULE, PEER_OUTSIDE,
+        STAMP_GUARDED, STAMP_REPLY, Stamp, of_vpc, point, try_judge,
     },
-    services::{ALL_FLOWS, ConnectionKey, FORWARD, SEEN, Signal, has_connections, refresh},
+    services::{ConnectionKey, FORWARD, SEEN, Signal, has_connections, refresh},
     tables::{Address, AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_REJECTS, LocalEntry},
 };
 
@@ -30,7 +30,7 @@ use crate::{
     gates, inner,
     maps::{self, FLOWS},
     rewrite::Flow,
-    shares::{add_share, give_back, has_less},
+    shares::{give_share_of_flows, has_share_of_flows, take_share_of_flows},
     work::now,
 };
 
@@ -464,19 +464,17 @@ fn write(case: &Case) {
 
 #[inline(always)]
 fn make(case: &mut Case) {
-    case.share.vni = case.key.vni;
-    case.share.address = ALL_FLOWS;
     case.entry.tag = FlowEntry::tag(&case.key);
     case.entry.time = now();
     case.entry.state = case.signal.state;
     case.entry.answers = 0;
     case.entry.padding = 0;
-    let is_made = has_less(&case.share, FLOWS_OF_VPC)
+    let is_made = has_share_of_flows(&mut case.share, case.key.vni)
         && FLOWS
             .insert(&case.key, &case.entry, u64::from(BPF_NOEXIST))
             .is_ok();
     if is_made {
-        add_share(&case.share, 1);
+        take_share_of_flows(&case.share);
     } else {
         count(Counter::PolicyUnvouched);
     }
@@ -484,10 +482,8 @@ fn make(case: &mut Case) {
 
 #[inline(always)]
 fn forget(case: &mut Case) {
-    case.share.vni = case.key.vni;
-    case.share.address = ALL_FLOWS;
     if FLOWS.remove(&case.key).is_ok() {
-        give_back(&case.share, 1);
+        give_share_of_flows(&mut case.share, case.key.vni);
     }
 }
 

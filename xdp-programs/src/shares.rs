@@ -3,7 +3,11 @@
 use aya_ebpf::bindings::BPF_ANY;
 use thuban_common::{
     host_stack::{MARK_HOST_ENDPOINT, MARK_MASK},
-    services::{ALL_CONNECTIONS, CONNECTIONS_OF_CLIENT, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED},
+    policy::{FLOWS_OF_VPC, FLOWS_SHARED},
+    services::{
+        ALL_CONNECTIONS, ALL_FLOWS, CONNECTIONS_OF_CLIENT, QUOTA_FLOWS_HELD, QUOTA_FLOWS_RESERVE, QUOTA_HELD,
+        QUOTA_RESERVE, QUOTA_SHARED,
+    },
     tables::{Address, EndpointKey},
 };
 
@@ -69,6 +73,35 @@ pub fn has_less(of: &EndpointKey, most: u32) -> bool {
     // SAFETY: a single word of an element, see `maps`.
     let held = unsafe { SHARES.get(of) };
     held.is_none_or(|held| *held < most)
+}
+
+/// Whether the VPC may have one more flow in FLOWS. Sets `share` to the VPC's.
+#[inline(always)]
+pub fn has_share_of_flows(share: &mut EndpointKey, vni: u32) -> bool {
+    share.vni = vni;
+    share.address = ALL_FLOWS;
+    has_less(share, FLOWS_OF_VPC)
+        && (quota(QUOTA_FLOWS_HELD) < FLOWS_SHARED || has_less(share, quota(QUOTA_FLOWS_RESERVE)))
+}
+
+/// Counts a flow. `share` is the VPC's.
+#[inline(always)]
+pub fn take_share_of_flows(share: &EndpointKey) {
+    add_share(share, 1);
+    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_FLOWS_HELD) {
+        add(held, 1);
+    }
+}
+
+/// Gives back the share of a flow that is forgotten. Sets `share` to the VPC's.
+#[inline(always)]
+pub fn give_share_of_flows(share: &mut EndpointKey, vni: u32) {
+    share.vni = vni;
+    share.address = ALL_FLOWS;
+    give_back(share, 1);
+    if let Some(held) = QUOTAS.get_ptr_mut(QUOTA_FLOWS_HELD) {
+        take(held, 1);
+    }
 }
 
 /// Counts a connection's entries.

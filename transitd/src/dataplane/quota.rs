@@ -14,10 +14,6 @@ use super::tables::TableError;
 /// The tables, in the order of [`Usage`].
 pub const TABLES: [&str; 4] = ["SERVICES", "SLOTS", "BACKENDS", "HOMES"];
 
-/// The least number of VPCs for which each table has reserves. Each gets 512 rows of SLOTS: those are enough for 512
-/// ports with up to four backends.
-const LEAST_VPCS: usize = 32;
-
 /// Rows in each of [`TABLES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage(pub [usize; 4]);
@@ -88,18 +84,10 @@ impl Quota {
             if rows(&own) * 2 > capacity {
                 return Err(TableError::Share { name });
             }
-            let shared = Shared {
-                capacity,
-                reserved: capacity / 4,
-                least_vpcs: LEAST_VPCS,
-            };
-            if !shared.is_free(rows(&total)) {
-                let held: Vec<usize> = self.of.values().map(rows).collect();
-                // Room is kept for VPCs that have no rows yet.
-                let vpcs = shared.parts(held.len());
-                if rows(&own) > shared.reserve(&held, vpcs, rows(&self.total)) {
-                    return Err(TableError::Share { name });
-                }
+            let held = || self.of.values().map(rows).collect();
+            let shared = Shared::quarter_reserved(capacity);
+            if !shared.admits(rows(&own), rows(&total), held, rows(&self.total)) {
+                return Err(TableError::Share { name });
             }
             if rows(&total) > capacity {
                 return Err(TableError::Full { name });

@@ -14,13 +14,33 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// CONNECTIONS, with room for so many entries.
-    pub const fn connections(capacity: usize) -> Self {
+    /// A table with room for so many entries, of which half is for reserves: CONNECTIONS or FLOWS.
+    pub const fn half_reserved(capacity: usize) -> Self {
         Self {
             capacity,
             reserved: capacity / 2,
             least_vpcs: 4,
         }
+    }
+
+    /// A table of which a quarter is for reserves: one that transitd fills. Each of 32 VPCs gets 512 rows of SLOTS: those
+    /// are enough for 512 ports with up to four backends.
+    pub const fn quarter_reserved(capacity: usize) -> Self {
+        Self {
+            capacity,
+            reserved: capacity / 4,
+            least_vpcs: 32,
+        }
+    }
+
+    /// Whether a VPC may come to have `own` entries of `total`. `held`: the entries of each VPC that has any, and `now`
+    /// all entries, without those that are to come. There is room for VPCs that have no entries yet.
+    pub fn admits(self, own: usize, total: usize, held: impl FnOnce() -> Vec<usize>, now: usize) -> bool {
+        if self.is_free(total) {
+            return true;
+        }
+        let held = held();
+        own <= self.reserve(&held, self.parts(held.len()), now)
     }
 
     /// Returns the number of entries up to which VPCs may go beyond their reserves.
@@ -60,7 +80,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    const CONNECTIONS: Shared = Shared::connections(524_288);
+    const CONNECTIONS: Shared = Shared::half_reserved(524_288);
     const HALF: usize = CONNECTIONS.reserved;
 
     #[test]

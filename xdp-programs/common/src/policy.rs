@@ -237,8 +237,10 @@ const fn word(address: &Address, at: usize) -> u64 {
 pub const ANSWERED_LIFE: u64 = 30_000_000_000;
 /// Entries of FLOWS.
 pub const FLOWS_CAPACITY: u32 = 131_072;
-/// Entries of FLOWS that the flows of one VPC may have.
+/// The most entries of FLOWS that the flows of one VPC may have.
 pub const FLOWS_OF_VPC: u32 = FLOWS_CAPACITY / 4;
+/// Entries in FLOWS, of all VPCs, up to which a VPC may have more than its reserve.
+pub const FLOWS_SHARED: u32 = FLOWS_CAPACITY / 2;
 
 /// Data of the LPM key of BLOCKS. The set is network order, so that prefixes of 64 + n bits cover it whole.
 #[repr(C)]

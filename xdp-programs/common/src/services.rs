@@ -313,8 +313,12 @@ pub const QUOTA_RESERVE: u32 = 1;
 /// Index in QUOTAS: entries in CONNECTIONS, of all VPCs, up to which a VPC may have more than its reserve: half of the
 /// table. transitd writes it.
 pub const QUOTA_SHARED: u32 = 2;
+/// Index in QUOTAS: entries in FLOWS, counted as those in CONNECTIONS are.
+pub const QUOTA_FLOWS_HELD: u32 = 3;
+/// Index in QUOTAS: entries of FLOWS that each VPC may always have. transitd writes it.
+pub const QUOTA_FLOWS_RESERVE: u32 = 4;
 /// Elements of QUOTAS.
-pub const QUOTAS: u32 = 3;
+pub const QUOTAS: u32 = 5;
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
 /// The most backends of fronts.

@@ -3,12 +3,12 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use thuban_common::policy::{FLOWS_CAPACITY, FLOWS_OF_VPC, FlowEntry};
+use thuban_common::policy::{FLOWS_OF_VPC, FlowEntry};
 use thuban_common::services::{ALL_FLOWS, ConnectionKey};
 use thuban_common::tables::EndpointKey;
 
 use super::life::life_of_flow;
-use super::{Connections, Counts, MAX_EXPIRED_PER_SCAN, endpoint};
+use super::{Connections, Counts, MAX_EXPIRED_PER_SCAN, ROOM_OF_FLOWS, endpoint};
 use crate::dataplane::tables::{TableError, lookup, take};
 
 /// The table of flows.
@@ -29,9 +29,8 @@ impl Connections {
             *shares.entry(endpoint(vni, ALL_FLOWS)).or_default() += 1;
             held += 1;
         };
-        let is_table_crowded = before.flows() >= FLOWS_CAPACITY / 4 * 3;
         self.all_flows.each(|key, entry| {
-            let is_crowding = is_table_crowded || before.flows_of(key.vni) >= FLOWS_OF_VPC / 4 * 3;
+            let is_crowding = before.crowds_flows(key.vni);
             let life = life_of_flow(key.protocol, &entry, is_crowding);
             let is_over = now.saturating_sub(Duration::from_nanos(entry.time)) > life;
             let is_wanted = !is_over && is_here(&endpoint(key.vni, key.destination));
@@ -72,15 +71,10 @@ impl Connections {
 }
 
 impl Counts {
-    /// Returns how many flows a VPC has.
-    fn flows_of(&self, vni: u32) -> u32 {
-        let share = self.shares.get(&endpoint(vni, ALL_FLOWS));
-        share.copied().unwrap_or_default()
-    }
-
-    /// Returns how many flows there are.
-    fn flows(&self) -> u32 {
-        let shares = self.shares.iter().filter(|(of, _)| of.address == ALL_FLOWS);
-        shares.fold(0, |sum, (_, share)| sum.saturating_add(*share))
+    /// Whether a VPC has more than its reserve of a crowded table, or nearly all that it may have.
+    fn crowds_flows(&self, vni: u32) -> bool {
+        let own = endpoint(vni, ALL_FLOWS);
+        let share = self.shares.get(&own).copied().unwrap_or_default();
+        share >= FLOWS_OF_VPC / 4 * 3 || self.is_crowding(&own, ROOM_OF_FLOWS)
     }
 }

@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use aya::maps::{Array, Map, MapData};
 use thuban_common::packet::ipv4::SCTP;
-use thuban_common::policy::FlowEntry;
+use thuban_common::policy::{FLOWS_CAPACITY, FLOWS_SHARED, FlowEntry};
 use thuban_common::services::{
-    ALL_CONNECTIONS, ALL_PENDING, ARRIVING, AffinityEntry, AffinityKey, BackendEntry, BackendKey, CONFIRMED,
-    CONNECTIONS_CAPACITY, ConnectionEntry, ConnectionKey, FORWARD, FRAGMENT_LIFE, FragmentEntry, FragmentKey,
-    GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS, LEAVING, NO_INDEX, PENDING_LIFE, PENDING_OF_VPC,
-    PendingEntry, PendingKey, QUOTA_HELD, QUOTA_RESERVE, QUOTA_SHARED, REVERSE, SEEN, ServiceKey,
-    has_connections,
+    ALL_CONNECTIONS, ALL_FLOWS, ALL_PENDING, ARRIVING, AffinityEntry, AffinityKey, BackendEntry, BackendKey,
+    CONFIRMED, CONNECTIONS_CAPACITY, ConnectionEntry, ConnectionKey, FORWARD, FRAGMENT_LIFE, FragmentEntry,
+    FragmentKey, GATE_OF_ANY, GatesEntry, HAIRPIN, LEAST_CONNECTIONS, LEAVING, NO_INDEX, PENDING_LIFE,
+    PENDING_OF_VPC, PendingEntry, PendingKey, QUOTA_FLOWS_HELD, QUOTA_FLOWS_RESERVE, QUOTA_HELD,
+    QUOTA_RESERVE, QUOTA_SHARED, REVERSE, SEEN, ServiceKey, has_connections,
 };
 use thuban_common::tables::{Address, EndpointKey};
 
@@ -29,6 +29,9 @@ use crate::boot;
 pub use flows::FLOWS;
 use life::{Seen, UNANSWERED_DATAGRAM, life};
 
+/// The shares of VPCs in FLOWS.
+const ROOM_OF_FLOWS: Shared = Shared::half_reserved(FLOWS_CAPACITY as usize);
+const _: () = assert!(ROOM_OF_FLOWS.capacity - ROOM_OF_FLOWS.reserved == FLOWS_SHARED as usize);
 /// The table of connections.
 pub const CONNECTIONS: &str = "CONNECTIONS";
 /// The life of flows in PENDING of a VPC that has nearly all that it may have there. A flow that goes on is written
@@ -73,7 +76,7 @@ pub fn write_room(maps: &Path) -> Result<(), TableError> {
 }
 
 fn room(maps: &Path) -> Result<Shared, TableError> {
-    capacity(maps, CONNECTIONS).map(|entries| Shared::connections(entries as usize))
+    capacity(maps, CONNECTIONS).map(|entries| Shared::half_reserved(entries as usize))
 }
 
 fn quotas(maps: &Path) -> Result<Array<MapData, u32>, TableError> {
@@ -131,7 +134,7 @@ impl Connections {
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
         let mut counted = Counts::default();
         self.all_entries.each(|key, entry| {
-            counted.held += 1;
+            counted.connections.held += 1;
             if !matches!(key.direction, FORWARD | ARRIVING) {
                 if doomed.len() < MAX_EXPIRED_PER_SCAN && self.is_orphan(&key, &entry, now)? {
                     doomed.push((Looked::at(key, Some(&entry)), None));
@@ -163,7 +166,7 @@ impl Connections {
                 } else {
                     self.has_backend(&entry)?
                 },
-                is_crowding: before.is_crowding(entry.payer, self.room),
+                is_crowding: before.is_crowding(&endpoint(entry.payer, ALL_CONNECTIONS), self.room),
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
@@ -194,13 +197,15 @@ impl Connections {
             if is_same {
                 for looked in both.iter().flatten() {
                     take(&mut self.entries, CONNECTIONS, &looked.key)?;
-                    counted.held = counted.held.saturating_sub(u32::from(looked.time.is_some()));
+                    let held = &mut counted.connections.held;
+                    *held = held.saturating_sub(u32::from(looked.time.is_some()));
                 }
             }
         }
         self.scan_pending(now, &before, &mut counted.shares)?;
         self.scan_fragments(now)?;
         scan.flows = self.scan_flows(&is_here, now, &before, &mut counted.shares)?;
+        counted.flows.held = scan.flows as u32;
         self.count(&before, counted, vpcs)?;
         Ok(scan)
     }
@@ -340,8 +345,15 @@ impl Connections {
         let shares: Result<_, _> = self.shares.iter().collect();
         Ok(Counts {
             shares: shares.map_err(access("read", "SHARES"))?,
-            held: self.quota(QUOTA_HELD)?,
-            reserve: self.quota(QUOTA_RESERVE)?,
+            connections: self.quotas_at(QUOTA_HELD, QUOTA_RESERVE)?,
+            flows: self.quotas_at(QUOTA_FLOWS_HELD, QUOTA_FLOWS_RESERVE)?,
+        })
+    }
+
+    fn quotas_at(&self, held: u32, reserve: u32) -> Result<Quotas, TableError> {
+        Ok(Quotas {
+            held: self.quota(held)?,
+            reserve: self.quota(reserve)?,
         })
     }
 
@@ -352,12 +364,11 @@ impl Connections {
     /// Writes what a scan counted, and adds what agents have counted since it began: the scan's walk may not have met
     /// those entries.
     fn count(&mut self, before: &Counts, counted: Counts, vpcs: usize) -> Result<(), TableError> {
-        let Counts { shares, held, .. } = counted;
         let now = self.counts()?;
-        let mut held_by_vpcs = Vec::new();
+        let (mut of_connections, mut of_flows) = (Vec::new(), Vec::new());
         for (of, share) in now.shares {
             let added = share.saturating_sub(before.shares.get(&of).copied().unwrap_or_default());
-            let share = shares.get(&of).copied().unwrap_or_default() + added;
+            let share = counted.shares.get(&of).copied().unwrap_or_default() + added;
             if share == 0 {
                 take(&mut self.shares, "SHARES", &of)?;
                 continue;
@@ -365,18 +376,27 @@ impl Connections {
             self.shares
                 .insert(of, share, 0)
                 .map_err(access("write", "SHARES"))?;
-            if of.address == ALL_CONNECTIONS {
-                held_by_vpcs.push(share as usize);
+            match of.address {
+                ALL_CONNECTIONS => of_connections.push(share as usize),
+                ALL_FLOWS => of_flows.push(share as usize),
+                _ => {}
             }
         }
-        let held = held + now.held.saturating_sub(before.held);
-        let reserve = self.room.reserve(&held_by_vpcs, vpcs, held as usize) as u32;
-        for (index, value) in [(QUOTA_HELD, held), (QUOTA_RESERVE, reserve)] {
+        let added = now.connections.held.saturating_sub(before.connections.held);
+        let held = counted.connections.held + added;
+        let reserve = self.room.reserve(&of_connections, vpcs, held as usize) as u32;
+        self.set_quotas([(QUOTA_HELD, held), (QUOTA_RESERVE, reserve)])?;
+        let held = counted.flows.held + now.flows.held.saturating_sub(before.flows.held);
+        let reserve = ROOM_OF_FLOWS.reserve(&of_flows, vpcs, held as usize) as u32;
+        self.set_quotas([(QUOTA_FLOWS_HELD, held), (QUOTA_FLOWS_RESERVE, reserve)])
+    }
+
+    fn set_quotas(&mut self, quotas: [(u32, u32); 2]) -> Result<(), TableError> {
+        quotas.into_iter().try_for_each(|(index, value)| {
             self.quotas
                 .set(index, value, 0)
-                .map_err(access("write", "QUOTAS"))?;
-        }
-        Ok(())
+                .map_err(access("write", "QUOTAS"))
+        })
     }
 }
 
@@ -384,16 +404,31 @@ impl Connections {
 #[derive(Default)]
 struct Counts {
     shares: HashMap<EndpointKey, u32>,
+    connections: Quotas,
+    flows: Quotas,
+}
+
+/// What QUOTAS has of a table.
+#[derive(Default)]
+struct Quotas {
+    /// Entries in the table.
     held: u32,
+    /// Entries that each VPC may always have.
     reserve: u32,
 }
 
 impl Counts {
     /// Whether a VPC has more than its reserve of a crowded table, in which soon no VPC may go beyond its reserve.
-    fn is_crowding(&self, vni: u32, room: Shared) -> bool {
-        let own = self.shares.get(&endpoint(vni, ALL_CONNECTIONS));
+    /// `of_vpc`: the key of its share of CONNECTIONS or FLOWS; `room`: that of the same table.
+    fn is_crowding(&self, of_vpc: &EndpointKey, room: Shared) -> bool {
+        let table = if of_vpc.address == ALL_FLOWS {
+            &self.flows
+        } else {
+            &self.connections
+        };
         let crowded = room.shared() / 4 * 3;
-        self.held as usize >= crowded && own.is_some_and(|own| *own > self.reserve)
+        let own = self.shares.get(of_vpc);
+        table.held as usize >= crowded && own.is_some_and(|own| *own > table.reserve)
     }
 
     /// Returns how long a flow in PENDING may be without a packet, by the share of its VPC.
@@ -486,8 +521,7 @@ mod tests {
             let shares = [(of_vpc, own), (endpoint(8, ALL_PENDING), 1)];
             let counts = Counts {
                 shares: HashMap::from(shares),
-                held: 0,
-                reserve: 0,
+                ..Counts::default()
             };
             assert_eq!(counts.life_of_pending(&endpoint(8, ALL_PENDING)).as_secs(), 120);
             counts.life_of_pending(&of_vpc).as_secs()
@@ -498,19 +532,29 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_beyond_its_reserve_crowds_the_table() {
-        let shares = [(7, 101), (8, 100)].map(|(vni, own)| (endpoint(vni, ALL_CONNECTIONS), own));
-        let room = Shared::connections(2000);
-        let mut counts = Counts {
-            shares: HashMap::from(shares),
-            held: 750,
-            reserve: 100,
-        };
-        assert_eq!(
-            [7, 8, 9].map(|vni| counts.is_crowding(vni, room)),
-            [true, false, false]
-        );
-        counts.held -= 1;
-        assert!(!counts.is_crowding(7, room));
+    fn only_who_is_beyond_its_reserve_crowds_a_table() {
+        for of in [ALL_CONNECTIONS, ALL_FLOWS] {
+            let shares = [(7, 101), (8, 100)].map(|(vni, own)| (endpoint(vni, of), own));
+            let room = Shared::half_reserved(2000);
+            let mut counts = Counts {
+                shares: HashMap::from(shares),
+                ..Counts::default()
+            };
+            let crowding =
+                |counts: &Counts| [7, 8, 9].map(|vni| counts.is_crowding(&endpoint(vni, of), room));
+            for (held, expected) in [(750, true), (749, false)] {
+                let quotas = Quotas { held, reserve: 100 };
+                let other = Quotas {
+                    held: 2000,
+                    reserve: 0,
+                };
+                if of == ALL_FLOWS {
+                    (counts.connections, counts.flows) = (other, quotas);
+                } else {
+                    (counts.connections, counts.flows) = (quotas, other);
+                }
+                assert_eq!(crowding(&counts), [expected, false, false], "{held}");
+            }
+        }
     }
 }

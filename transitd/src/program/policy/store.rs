@@ -1,7 +1,8 @@
 //! The entries of GRANTS, BLOCKS and LISTS, and the changes that bring the maps to them.
 //!
 //! Invariant: the maps, after each of the changes in their order, have no entry that names a list which isn't whole, no
-//! more entries than there is room for, and none of a VPC beyond its share. A list that nobody names stays until its
+//! more entries than there is room for, and none of a VPC beyond its share. A quarter of each map is for the reserves
+//! of VPCs ([`Shared`]), so that nobody else's rules leave a VPC without any. A list that nobody names stays until its
 //! grace is over, because programs may still read it.
 
 mod import;
@@ -18,8 +19,9 @@ use thuban_common::policy::{
 use super::blocks::Prefix;
 use super::lists::{Content, parts, tree};
 use crate::dataplane::policy::{BLOCKS, Change, GRANTS, LISTS};
+use crate::dataplane::reserve::Shared;
 
-/// The shares of a map: a VPC may have one of them.
+/// The shares of a map: a VPC may have at most one of them.
 const SHARES: usize = 4;
 
 /// Why there is no room for a set.
@@ -94,15 +96,17 @@ impl Usage {
 
     /// Returns the table of which there is less than this, if there is one.
     fn exceeds(self, room: Self) -> Option<&'static str> {
-        let tables = [
-            (GRANTS, self.grants, room.grants),
-            (BLOCKS, self.blocks, room.blocks),
-            (LISTS, self.lists, room.lists),
-        ];
-        let mut exceeded = tables.into_iter().filter(|(_, used, room)| used > room);
-        exceeded.next().map(|(name, ..)| name)
+        let mut exceeded = TABLES.into_iter().filter(|(_, of)| of(&self) > of(&room));
+        exceeded.next().map(|(name, _)| name)
     }
 }
+
+/// The tables, and the entries of each.
+const TABLES: [(&str, fn(&Usage) -> usize); 3] = [
+    (GRANTS, |usage| usage.grants),
+    (BLOCKS, |usage| usage.blocks),
+    (LISTS, |usage| usage.lists),
+];
 
 #[derive(Debug)]
 struct List {
@@ -179,8 +183,19 @@ impl Store {
         if let Some(table) = more.exceeds(room(self.share(), own)) {
             return Err(NoRoom::Share(table));
         }
-        let exceeded = more.exceeds(room(self.capacity, self.total));
-        exceeded.map_or(Ok(()), |table| Err(NoRoom::Table(table)))
+        if let Some(table) = more.exceeds(room(self.capacity, self.total)) {
+            return Err(NoRoom::Table(table));
+        }
+        let add = |one: Usage, other| one.zip(other, usize::saturating_add);
+        let (own, total) = (add(own, more), add(self.total, more));
+        for (table, of) in TABLES.into_iter().filter(|(_, of)| of(&more) > 0) {
+            let held = || self.of_vpcs.values().map(of).collect();
+            let shared = Shared::quarter_reserved(of(&self.capacity));
+            if !shared.admits(of(&own), of(&total), held, of(&self.total)) {
+                return Err(NoRoom::Share(table));
+            }
+        }
+        Ok(())
     }
 
     /// Returns the sets that have entries.

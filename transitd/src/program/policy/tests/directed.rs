@@ -395,22 +395,27 @@ fn a_full_set_is_there_as_soon_as_there_is_room() {
 }
 
 #[test]
-fn vpcs_share_what_room_there_is() {
+fn three_vpcs_leave_all_others_a_reserve() {
+    // A quarter is 320 grants. It is the most of a VPC, and it is the reserves of 32 VPCs.
     let capacity = Usage {
-        grants: 11,
+        grants: 1280,
         ..Usage::CAPACITY
     };
     let mut tables = PolicyTables::new(capacity);
-    for n in 1..8 {
-        let row = PolicySet {
-            vni: builders::vni(n),
-            ..set(2, vec![])
-        };
-        tables.put_set(row).unwrap();
+    // A set without rules takes two grants.
+    for (vpc, sets) in [(1, 161), (2, 160), (3, 160), (4, 6), (5, 5)] {
+        for number in 1..=sets {
+            let row = PolicySet {
+                vni: builders::vni(vpc),
+                ..set(number, vec![])
+            };
+            tables.put_set(row).unwrap();
+        }
     }
-    let full: Vec<u32> = tables.full().map(|((vni, _), _)| vni.get()).collect();
-    assert_eq!(full, [6, 7], "each takes two");
-    assert_eq!(tables.flush().0.len(), 11, "and the next one denies all by one");
+    let full = tables.full();
+    let full: Vec<_> = full.map(|((vni, set), why)| (vni.get(), set, why)).collect();
+    let share = NoRoom::Share(GRANTS);
+    assert_eq!(full, [(1, id(161), share), (4, id(6), share)]);
 }
 
 #[test]
