@@ -23,7 +23,7 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 11] = [
+const SOAKS: [Soak; 12] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -86,6 +86,15 @@ const SOAKS: [Soak; 11] = [
         package: "transitd",
         target: "netns",
         tests: "bandwidth::limits_of_any_size",
+        // Percent. Nothing else should run.
+        variable: "THUBAN_RATES_WITHIN",
+        count: "5",
+    },
+    Soak {
+        name: "far-rates",
+        package: "thuban-e2e",
+        target: "datapath",
+        tests: "limits::limits_hold",
         // Percent. Nothing else should run.
         variable: "THUBAN_RATES_WITHIN",
         count: "5",

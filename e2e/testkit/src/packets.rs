@@ -129,6 +129,15 @@ pub fn ethernet(packet: &[u8]) -> Vec<u8> {
     [&[2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0], packet].concat()
 }
 
+/// Returns the inner MACs that say a class and an egress set. `flags`: those of the first byte of the source.
+pub fn stamp(class: u32, egress_set: u32, flags: u8) -> [u8; 12] {
+    let mut macs = [0; 12];
+    macs[1..4].copy_from_slice(&egress_set.to_be_bytes()[1..]);
+    macs[7..10].copy_from_slice(&class.to_be_bytes()[1..]);
+    (macs[0], macs[6]) = (6, 2 | flags);
+    macs
+}
+
 /// Geneve around a frame, everything but the outer Ethernet header as droplets write it.
 #[derive(Clone)]
 pub struct Tunnel {

@@ -1,7 +1,8 @@
-//! The operator's stream, as an actor with a token of a node may open it.
+//! The operator's stream: as an actor with a token of a node may open it, and taken from a droplet.
 
 use std::time::Duration;
 
+use anyhow::Context;
 use serde_json::Value;
 use thuban_cluster::Cluster;
 use thuban_proto::transit::transit_client::TransitClient;
@@ -81,4 +82,37 @@ pub fn runtime() -> tokio::runtime::Runtime {
 
 pub fn operator_lease(cluster: &Cluster) -> Value {
     get(cluster, &["lease", "-n", "thuban-system", "thuban-operator"]).unwrap()
+}
+
+/// Keeps a node from the operators until this is dropped: its droplet has no stream. Nothing else is kept from it, so
+/// packets of pods go on.
+pub struct NoStream<'a> {
+    cluster: &'a Cluster,
+    node: &'a str,
+}
+
+impl<'a> NoStream<'a> {
+    pub fn new(cluster: &'a Cluster, node: &'a str) -> anyhow::Result<Self> {
+        let lease = operator_lease(cluster);
+        let address = lease["metadata"]["annotations"]["thuban.dev/address"].as_str();
+        // The port of any operator: another one may lead meanwhile.
+        let (_, port) = address
+            .and_then(|address| address.rsplit_once(':'))
+            .context("a port in the Lease")?;
+        let rules = format!(
+            "add table inet outage; add chain inet outage sent {{ type filter hook output priority 0; }}; \
+             add rule inet outage sent tcp dport {port} drop"
+        );
+        cluster.exec_on_node(node, &["nft", &rules])?;
+        Ok(Self { cluster, node })
+    }
+}
+
+impl Drop for NoStream<'_> {
+    fn drop(&mut self) {
+        let command = ["nft", "delete", "table", "inet", "outage"];
+        if let Err(error) = self.cluster.exec_on_node(self.node, &command) {
+            eprintln!("{} stays without operator: {error:#}", self.node);
+        }
+    }
 }

@@ -1,10 +1,11 @@
-//! A host on the underlay that forges Geneve: every combination of outer source, VNI and inner source, and every form
-//! in which no droplet sends it.
+//! A host on the underlay that forges Geneve: every combination of outer source, VNI and inner source, every form in
+//! which no droplet sends it, and what its stamp says of policy.
 //!
 //! Without authentication, a droplet can judge whether the three fit together. A forger that may use a droplet's
 //! address as its own can say everything that this droplet could say, and no more.
 
 mod shapes;
+mod stamps;
 
 use std::{
     collections::BTreeSet,

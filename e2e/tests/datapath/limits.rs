@@ -1,13 +1,18 @@
 //! Frames to an endpoint whose bandwidth is limited pass the queue at the host's end of its veth, by every way of
-//! delivery. All others go round that queue.
+//! delivery. All others go round that queue. Between droplets a pod has its limits, and not only within one.
 
 use anyhow::{Context, Result, ensure};
 use thuban_common::tables::{ATTACHMENT_SHAPED, LOCAL_SHAPED};
 use thuban_e2e::rig::{
+    POD_MTU,
     droplet::{Droplet, Pod},
+    namespace::Namespace,
     topology::Topology,
     traffic::transfer,
 };
+use thuban_rows::ByteRate;
+use thuban_testkit::rates::Bounds;
+use transitd::netlink::{self, shaper};
 
 use crate::{each, run};
 
@@ -73,4 +78,51 @@ fn frames_to_a_limited_endpoint_pass_the_queue() -> Result<()> {
 #[test]
 fn agents_at_xdp_leave_limited_endpoints_to_the_queue() -> Result<()> {
     run(&mut Topology::with_agents_at_xdp()?, &passes_the_queue)
+}
+
+/// Limits what goes out by a link, as transitd does.
+fn limit(namespace: &Namespace, link: &str, rate: u64) -> Result<()> {
+    let index = namespace.interface(link)?;
+    let rate = ByteRate::new(rate).context("a rate")?;
+    namespace.run(|| {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(async {
+            let handle = netlink::connect()?;
+            shaper::limit(&handle, (index, link), rate).await?;
+            anyhow::Ok(())
+        })
+    })
+}
+
+#[test]
+fn limits_hold_to_and_from_a_pod_of_another_droplet() -> Result<()> {
+    let bounds = Bounds::from_env();
+    each(|topology| {
+        topology.make_direct()?;
+        let transit = topology.transit;
+        let Topology {
+            rig, first, second, ..
+        } = topology;
+        let droplet = rig.droplet(1)?;
+        droplet.change_rows(first, LOCAL_SHAPED, |attachment| {
+            attachment.flags = ATTACHMENT_SHAPED;
+        })?;
+        let [limited, other] = [first.namespace.name(), second.namespace.name()];
+        let mut off = Vec::new();
+        for rate in bounds.limits {
+            limit(&first.namespace, "eth0", *rate)?;
+            limit(&droplet.namespace, &first.host_end, *rate)?;
+            for (way, ends, address) in [
+                ("to a far pod", [limited, other], second.address),
+                ("from a far pod", [other, limited], first.address),
+            ] {
+                let way = format!("{way}, transit at {transit:?}");
+                off.extend(bounds.check(&way, ends, address, *rate, POD_MTU.into()));
+            }
+        }
+        ensure!(off.is_empty(), "{off:?}");
+        Ok(())
+    })
 }

@@ -9,7 +9,7 @@ use thuban_common::{
     tables::{GATEWAY_MAC, TRANSIT_MAGIC},
 };
 
-use thuban_testkit::packets::{checksum, ensure_same};
+use thuban_testkit::packets::{self, checksum, ensure_same};
 
 use crate::{
     frames::Tunnel,
@@ -286,11 +286,7 @@ fn stamp_of(endpoint: Endpoint) -> [u8; 12] {
 
 /// Returns the inner MACs that bear a stamp.
 pub fn stamp_bytes(stamp: Stamp) -> [u8; 12] {
-    let mut macs = [0; 12];
-    macs[1..4].copy_from_slice(&stamp.egress_set.to_be_bytes()[1..]);
-    macs[7..10].copy_from_slice(&stamp.class.to_be_bytes()[1..]);
-    (macs[0], macs[6]) = (6, 2 | stamp.flags as u8);
-    macs
+    packets::stamp(stamp.class, stamp.egress_set, stamp.flags as u8)
 }
 
 /// Returns a stamp with its REPLY as this byte has it.

@@ -1,14 +1,15 @@
-//! Limits of pods' bandwidth, measured by a stream between two pods of the node.
+//! Limits of pods' bandwidth, measured by a stream between two pods of the node. `datapath/limits.rs` measures streams
+//! between droplets.
 
-use std::io::{ErrorKind, Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
-use std::time::{Duration, Instant};
+use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use thuban_proto::transit::{LocalRow, VpcRow, row::Row};
+use thuban_testkit::rates::{Bounds, stream};
 
 use crate::policies::{FAR, pod, rig_with};
-use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local};
+use crate::rig::{NODE, Rig, base_rows, eventually, local};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
 const SECOND: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 6);
@@ -17,7 +18,6 @@ const SLOW: u64 = 1_250_000;
 const FASTER: u64 = 5_000_000;
 /// How long a stream is measured.
 const MEASURED: Duration = Duration::from_secs(2);
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Returns the row of pod `p1` with limits; 0: none.
 fn limited(egress_rate: u64, ingress_rate: u64) -> Row {
@@ -63,43 +63,6 @@ fn rate(rig: &Rig, from: &str, to: &str, address: Ipv4Addr, time: Duration) -> u
     stream([&pod(rig, from), &pod(rig, to)], address, time)
 }
 
-/// Returns the same between two namespaces.
-fn stream([from, to]: [&str; 2], address: Ipv4Addr, time: Duration) -> u64 {
-    let listener = in_namespace(to, move || TcpListener::bind((address, 0)).unwrap());
-    let to = listener.local_addr().unwrap();
-    let sending = in_namespace(from, move || {
-        TcpStream::connect_timeout(&to, ANSWER_TIMEOUT).unwrap()
-    });
-    let (mut receiving, _) = listener.accept().unwrap();
-    receiving.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
-    sending.set_write_timeout(Some(ANSWER_TIMEOUT)).unwrap();
-    let sender = std::thread::spawn(move || {
-        let (mut sending, zeros) = (sending, vec![0; 64 << 10]);
-        loop {
-            match sending.write(&zeros) {
-                Ok(_) => {}
-                // The receiver has seen enough.
-                Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
-                    return;
-                }
-                Err(error) => panic!("{error}"),
-            }
-        }
-    });
-    let (mut buffer, mut bytes, mut start) = (vec![0; 64 << 10], 0, None);
-    let took = loop {
-        let length = receiving.read(&mut buffer).unwrap() as u64;
-        let elapsed = start.get_or_insert_with(Instant::now).elapsed();
-        if elapsed >= time {
-            break elapsed;
-        }
-        bytes += length;
-    };
-    drop(receiving);
-    sender.join().unwrap();
-    bytes * 1000 / took.as_millis() as u64
-}
-
 /// Checks that a stream has the rate: at most 15 % more, and at least half of it, which load can take away.
 fn assert_rate(rig: &Rig, from: &str, to: &str, address: Ipv4Addr, expected: u64) {
     let measured = rate(rig, from, to, address, MEASURED);
@@ -118,24 +81,16 @@ fn assert_unlimited(rig: &Rig, from: &str, to: &str, address: Ipv4Addr) {
     );
 }
 
-/// With `THUBAN_RATES_WITHIN`, a number of percent, all rates are measured, and are no farther off. Without it one rate
-/// is, and only that it is no larger: load takes away from it.
 #[test]
 fn limits_of_any_size_hold_from_the_first_second() {
-    let within = std::env::var("THUBAN_RATES_WITHIN").ok();
-    let within: Option<u64> = within.map(|text| text.parse().unwrap());
-    let all = [125_000, 1_250_000, 12_500_000, 125_000_000];
-    let rates = if within.is_some() { &all[..] } else { &all[2..3] };
-    let least = within.map_or(0, |within| 1000 - 10 * within);
-    let most = 1000 + 10 * within.unwrap_or(15);
+    let bounds = Bounds::from_env();
     let mut off = Vec::new();
-    for expected in rates {
+    for limit in bounds.limits {
         let rig = rig_with(vec![]);
         let [p1, p2] = ["p1", "p2"].map(|name| pod(&rig, name));
         let mtu = rig.in_pod_text("p1", "cat /sys/class/net/eth0/mtu");
         let mtu: u64 = mtu.trim().parse().unwrap();
-        rig.operator
-            .push_and_wait(vec![limited(*expected, *expected)], vec![]);
+        rig.operator.push_and_wait(vec![limited(*limit, *limit)], vec![]);
         eventually("the limits", || times_set(&rig) > 0);
         for (way, ends, address) in [
             ("to a pod", [&*p1, &*p2], SECOND),
@@ -143,11 +98,7 @@ fn limits_of_any_size_hold_from_the_first_second() {
             ("to outside", [&p1, rig.far()], FAR),
             ("to the node", [&p1, rig.node()], Ipv4Addr::from(NODE)),
         ] {
-            let measured = stream(ends, address, Duration::from_secs(1));
-            // Limits count whole frames. A stream of TCP has 52 bytes of headers behind that of Ethernet.
-            let permille = measured * 1000 * (mtu + 14) / (mtu - 52) / expected;
-            println!("{} kb/s {way}: {permille} permille", expected / 125);
-            off.extend((!(least..=most).contains(&permille)).then_some((*expected, way, permille)));
+            off.extend(bounds.check(way, ends, address, *limit, mtu));
         }
     }
     assert!(off.is_empty(), "{off:?}");

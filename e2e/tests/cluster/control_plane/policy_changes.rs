@@ -1,28 +1,41 @@
-//! Policies and labels change under traffic while operators and transitds are killed. A packet passes only if the
-//! policies before or after the change allow it.
+//! Policies and labels change under traffic while operators and transitds are killed, and while a droplet has no
+//! stream. A packet passes only if the policies before or after the change allow it.
 
 use std::net::Ipv4Addr;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
+use crate::audit::wait_sound;
 use crate::flows::none_lost_while;
-use crate::leadership::{leader, pod_of};
+use crate::leadership::{JUDGING, leader, pod_of, wait_led};
+use crate::operator_stream::NoStream;
 use crate::requests::Ends;
-use crate::support::{Hanging, Pod, apply, condition, get, netexec_manifest, running};
+use crate::support::{Pod, apply, condition, get, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
 
 const NAME: &str = "shift";
-/// Name, which is the label `role` too, and node.
-const PODS: [(&str, &str); 4] = [
-    ("server", "node-a"),
-    ("friend", "node-b"),
-    ("guest", "node-b"),
-    ("stranger", "node-c"),
+/// The tenant of which a droplet has no stream.
+const CUT_OFF: &str = "adrift";
+/// Name, label `role`, node.
+type Role = (&'static str, &'static str, &'static str);
+const PODS: [Role; 4] = [
+    ("server", "server", "node-a"),
+    ("friend", "friend", "node-b"),
+    ("guest", "guest", "node-b"),
+    ("stranger", "stranger", "node-c"),
+];
+/// Two servers, of which the second one's droplet has no stream.
+const CUT_OFF_PODS: [Role; 5] = [
+    ("server", "server", "node-a"),
+    ("far", "server", "node-c"),
+    ("friend", "friend", "node-b"),
+    ("guest", "guest", "node-b"),
+    ("stranger", "stranger", "node-a"),
 ];
 /// How long a change may take: a leader was killed, and another one takes over.
 const CHANGE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -66,17 +79,26 @@ fn egress(open: bool) -> Value {
     })
 }
 
+fn policy(namespace: &str, name: &str, spec: &Value) -> Value {
+    json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": name, "namespace": namespace}, "spec": spec,
+    })
+}
+
 fn set(cluster: &Cluster, open: bool) -> Result<()> {
-    let policy = |(name, spec): (&str, Value)| {
-        json!({
-            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-            "metadata": {"name": name, "namespace": NAME}, "spec": spec,
-        })
+    let policies = [("server", ingress(open)), ("friend", egress(open))];
+    apply(cluster, &policies.map(|(name, spec)| policy(NAME, name, &spec)))
+}
+
+fn make<const COUNT: usize>(cluster: &Cluster, namespace: &str, pods: [Role; COUNT]) -> [Pod; COUNT] {
+    let manifest = |(name, role, node): Role| {
+        let mut pod = netexec_manifest(namespace, name, node, None);
+        pod["metadata"]["labels"] = json!({"role": role});
+        pod
     };
-    apply(
-        cluster,
-        &[("server", ingress(open)), ("friend", egress(open))].map(policy),
-    )
+    apply(cluster, &pods.map(manifest)).unwrap();
+    pods.map(|(name, ..)| running(cluster, namespace, name).unwrap())
 }
 
 fn kill(cluster: &Cluster, kill: Kill) -> Result<()> {
@@ -110,92 +132,143 @@ fn until(pod: &Pod, address: Ipv4Addr, passes: bool) -> Result<Duration> {
     Ok(since)
 }
 
-/// Opens the policy while the server's droplet hears nothing. The old policy holds there, and the PolicyState names the
-/// droplet, until the droplet hears again.
-fn open_without_its_droplet(cluster: &Cluster, guest: &Pod, server: &Pod) -> Result<()> {
-    let provisioned = || -> Result<(bool, String)> {
-        let state = get(cluster, &["policystates.thuban.dev", "-n", NAME, "server"])?;
-        let told = condition(&state, "Provisioned").cloned().unwrap_or_default();
-        Ok((told["status"] == "True", told["message"].to_string()))
-    };
-    let hanging = Hanging::new(cluster, &server.node, "transitd")?;
-    set(cluster, true)?;
-    let lacking = format!("; {}: ", server.node);
-    cluster.wait_for("a PolicyState that names the droplet", CHANGE_TIMEOUT, || {
-        let (is_provisioned, message) = provisioned()?;
-        Ok(!is_provisioned && message.contains(&lacking))
-    })?;
-    let answer = guest.udp(server.address, DENIED);
-    anyhow::ensure!(
-        answer.is_err(),
-        "a droplet without the new policy let the guest in"
-    );
-    drop(hanging);
-    until(guest, server.address, true)?;
-    cluster.wait_for("the policy in force on all droplets", CHANGE_TIMEOUT, || {
-        Ok(provisioned()?.0)
-    })
+/// Runs `work` while a pod asks others that no policy lets it reach, and asserts that none of them answers.
+fn none_answers_while(pod: &Pod, addresses: &[Ipv4Addr], work: impl FnOnce()) {
+    let is_over = AtomicBool::new(false);
+    let (tried, passed) = std::thread::scope(|scope| {
+        let ends = Ends(&is_over);
+        let asking = scope.spawn(|| {
+            let (mut tried, mut passed) = (0, 0);
+            for address in addresses.iter().cycle() {
+                if is_over.load(Ordering::Relaxed) {
+                    break;
+                }
+                tried += 1;
+                passed += u32::from(pod.udp(*address, DENIED).is_ok());
+            }
+            (tried, passed)
+        });
+        work();
+        drop(ends);
+        asking.join().unwrap()
+    });
+    assert!(tried > 20, "{} asked only {tried} times", pod.name);
+    assert_eq!(passed, 0, "answers to {}, of {tried} questions", pod.name);
 }
 
 #[test]
 fn policy_changes_pass_only_what_old_or_new_allow() {
     let cluster = &tenants().cluster;
     let tenant = Tenant::new(cluster, NAME, &["10.92.0.0/16"], &["10.92.1.0/24"]).unwrap();
-    let manifest = |(name, node): (&str, &str)| {
-        let mut pod = netexec_manifest(NAME, name, node, None);
-        pod["metadata"]["labels"] = json!({"role": name});
-        pod
-    };
-    apply(cluster, &PODS.map(manifest)).unwrap();
-    let [server, friend, guest, stranger] = PODS.map(|(name, _)| running(cluster, NAME, name).unwrap());
+    let [server, friend, guest, stranger] = make(cluster, NAME, PODS);
     set(cluster, false).unwrap();
     until(&stranger, server.address, false).unwrap();
     until(&friend, server.address, true).unwrap();
     until(&guest, server.address, false).unwrap();
-    let (is_over, tried, passed) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
     let mut took = Vec::new();
-    std::thread::scope(|scope| {
-        let ends = Ends(&is_over);
-        let stranger = scope.spawn(|| {
-            while !is_over.load(Ordering::Relaxed) {
-                tried.fetch_add(1, Ordering::Relaxed);
-                let answer = stranger.udp(server.address, DENIED);
-                passed.fetch_add(u64::from(answer.is_ok()), Ordering::Relaxed);
-            }
-        });
-        none_lost_while("policy changes", &[(&friend, server.address)], || {
-            let kills = [
-                Kill::None,
-                Kill::None,
-                Kill::Transitd("node-a"),
-                Kill::None,
-                Kill::Leader,
-                Kill::Transitd("node-b"),
-            ];
-            for (change, event) in kills.into_iter().enumerate() {
-                let open = change % 2 == 0;
-                set(cluster, open)?;
-                let start = Instant::now();
-                kill(cluster, event)?;
-                until(&guest, server.address, open)?;
-                took.push((event, start.elapsed()));
-            }
-            // Labels decide, too.
-            for (role, passes) in [("friend", true), ("guest", false)] {
-                let role = format!("role={role}");
-                cluster.kubectl(&["label", "pod", "-n", NAME, "guest", "--overwrite", &role])?;
-                let start = Instant::now();
-                until(&guest, server.address, passes)?;
-                took.push((Kill::None, start.elapsed()));
-            }
-            open_without_its_droplet(cluster, &guest, &server)
-        });
-        drop(ends);
-        stranger.join().unwrap();
+    let change = || -> Result<()> {
+        let kills = [
+            Kill::None,
+            Kill::None,
+            Kill::Transitd("node-a"),
+            Kill::None,
+            Kill::Leader,
+            Kill::Transitd("node-b"),
+        ];
+        for (change, event) in kills.into_iter().enumerate() {
+            let open = change % 2 == 0;
+            set(cluster, open)?;
+            let start = Instant::now();
+            kill(cluster, event)?;
+            until(&guest, server.address, open)?;
+            took.push((event, start.elapsed()));
+        }
+        // Labels decide, too.
+        for (role, passes) in [("friend", true), ("guest", false)] {
+            let role = format!("role={role}");
+            cluster.kubectl(&["label", "pod", "-n", NAME, "guest", "--overwrite", &role])?;
+            let start = Instant::now();
+            until(&guest, server.address, passes)?;
+            took.push((Kill::None, start.elapsed()));
+        }
+        Ok(())
+    };
+    none_answers_while(&stranger, &[server.address], || {
+        none_lost_while("policy changes", &[(&friend, server.address)], change);
     });
     eprintln!("changes took, three answers included: {took:.3?}");
-    let (tried, passed) = (tried.into_inner(), passed.into_inner());
-    assert!(tried > 20, "the stranger asked only {tried} times");
-    assert_eq!(passed, 0, "answers to the stranger, of {tried} questions");
     tenant.remove().unwrap();
+}
+
+/// Returns the status of the condition Provisioned of the servers' policy, and its message.
+fn provisioned(cluster: &Cluster) -> Result<(bool, String)> {
+    let state = get(cluster, &["policystates.thuban.dev/server", "-n", CUT_OFF])?;
+    let own = condition(&state, "Provisioned").context("no condition yet")?;
+    let message = own["message"].as_str().unwrap_or_default();
+    Ok((own["status"] == "True", message.to_owned()))
+}
+
+/// Waits until the servers' policy is Provisioned or not, with this message.
+fn wait_told(cluster: &Cluster, is_provisioned: bool, message: &str) -> Result<()> {
+    let mut told = (false, String::new());
+    let is_told = || -> Result<bool> {
+        told = provisioned(cluster)?;
+        Ok(told.0 == is_provisioned && told.1 == message)
+    };
+    cluster
+        .wait_for(message, CHANGE_TIMEOUT, is_told)
+        .with_context(|| format!("the last one told: {told:?}"))
+}
+
+/// Changes who may ask the servers while the droplet of the far one has no stream.
+fn change_without_stream(
+    cluster: &Cluster,
+    [server, far, friend, guest]: [&Pod; 4],
+    open: bool,
+) -> Result<()> {
+    let node = far.node.as_str();
+    let cut = NoStream::new(cluster, node)?;
+    apply(cluster, &[policy(CUT_OFF, "server", &ingress(open))])?;
+    let missing = format!("2 of 3 droplets; {node}: no stream");
+    wait_told(cluster, false, &missing)?;
+    // The other droplets go on when this one is suspect.
+    until(guest, server.address, open)?;
+    until(friend, server.address, true)?;
+    if open {
+        // It has the old rules, and does not know the class that the new ones are about.
+        until(guest, far.address, false)?;
+    }
+    wait_told(cluster, false, &missing)?;
+    drop(cut);
+    let start = Instant::now();
+    wait_told(cluster, true, "3 of 3 droplets")?;
+    let told = start.elapsed();
+    until(guest, far.address, open)?;
+    until(friend, far.address, true)?;
+    eprintln!("{node} is said to follow {told:.3?} after its way to the operator is back");
+    Ok(())
+}
+
+#[test]
+fn a_droplet_without_stream_holds_the_old_policy_until_back() {
+    let cluster = &tenants().cluster;
+    let tenant = Tenant::new(cluster, CUT_OFF, &["10.94.0.0/16"], &["10.94.1.0/24"]).unwrap();
+    let [server, far, friend, guest, stranger] = make(cluster, CUT_OFF, CUT_OFF_PODS);
+    apply(cluster, &[policy(CUT_OFF, "server", &ingress(false))]).unwrap();
+    wait_told(cluster, true, "3 of 3 droplets").unwrap();
+    for address in [server.address, far.address] {
+        until(&stranger, address, false).unwrap();
+        until(&friend, address, true).unwrap();
+        until(&guest, address, false).unwrap();
+    }
+    // A leader calls a droplet suspect only then.
+    wait_led(cluster, JUDGING).unwrap();
+    let pods = [&server, &far, &friend, &guest];
+    none_answers_while(&stranger, &[server.address, far.address], || {
+        for open in [true, false] {
+            change_without_stream(cluster, pods, open).unwrap();
+        }
+    });
+    tenant.remove().unwrap();
+    wait_sound(cluster);
 }
