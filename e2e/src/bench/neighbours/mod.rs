@@ -43,14 +43,14 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns the plan of tests: small, and on a busy machine an answer may take long. Six pods are enough to take
-    /// more connections than any table has room for.
+    /// Returns the plan of tests: small, and on a busy machine an answer may take long. Twelve pods are enough to
+    /// take more connections or flows than any table has room for.
     fn small() -> Self {
         Self {
             rounds: 1,
             seconds: 1,
             patience: Duration::from_secs(30),
-            attackers: 4,
+            attackers: 6,
             rate: 5000,
             only: Vec::new(),
         }

@@ -43,6 +43,9 @@ enum Attack {
 /// Names a second of one pod: enough to exhaust 4 seconds of patience and 128 places of a VPC.
 const NAMES: Option<u32> = Some(100);
 
+/// Datagrams a second of one pod, each of which makes a flow: more than end in time.
+const ACCEPTED: Option<u32> = Some(20_000);
+
 /// Datagrams a second of one pod, to be denied: a denial costs the pod next to nothing.
 const DENIED: Option<u32> = Some(10_000);
 
@@ -128,7 +131,7 @@ pub const SCENES: [Scene; 11] = [
     // The table of flows that rules let pass.
     Scene {
         name: "policy-flows",
-        attack: Attack::Judged(Policies::One, Flood::Accepted, None),
+        attack: Attack::Judged(Policies::One, Flood::Accepted, ACCEPTED),
         probes: &[Probe::Connect, Probe::Open],
         limits: &[r#"packets_total{reason="policy_unvouched"}"#],
     },

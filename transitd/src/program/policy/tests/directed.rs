@@ -12,6 +12,7 @@ use super::super::lists::parts;
 use super::super::{Change, NoRoom, PolicyTables, Retired, Usage};
 use super::maps::Maps;
 use super::{VNI, id};
+use crate::dataplane::policy::GRANTS;
 
 /// Returns an isolated set that has these rules.
 pub fn set(number: u32, rules: Vec<PolicyRule>) -> PolicySet {
