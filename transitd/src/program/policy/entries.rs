@@ -10,6 +10,7 @@ use thuban_rows::{Class, PolicyId, PolicySet};
 use super::blocks::{self, Prefix};
 use super::compile::{Look, Set};
 use super::lists::{Content, Contents};
+use super::outside;
 use super::store::{NoRoom, Store, Usage};
 
 #[derive(Debug)]
@@ -49,6 +50,9 @@ impl Entries {
             }
         }
         let blocks = blocks::prefixes(row, &mut contents)?;
+        if !row.is_egress {
+            outside::admit(&outside, &blocks)?;
+        }
         Ok(Self {
             own,
             other,

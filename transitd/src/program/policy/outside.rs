@@ -1,6 +1,6 @@
 //! What a set says of addresses outside of its VPC, as ranges that the node's own stack can look up.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use thuban_common::policy::{Decision, LAST_POINT, PortRange};
 
 use super::blocks::{self, Prefix};
 use super::compile::{Set, sweep};
-use super::lists::Contents;
+use super::lists::{Content, Contents};
 use super::store::NoRoom;
 
 /// Ranges of points (`thuban_common::policy::point`), ascending, none touched by another: first and last.
@@ -24,20 +24,32 @@ pub struct Outside {
     pub ranges: Vec<(IpAddr, IpAddr, Points)>,
 }
 
+/// The most ranges of ports that are compared for what nftables is to look up of a set, so that no VPC keeps the node
+/// busy.
+const MAX_COMPARED: usize = 1 << 20;
+
+/// Returns an error if an ingress set says too many things of addresses outside: `others` of all of them, and more of
+/// these blocks.
+pub fn admit(others: &Content, blocks: &[(Prefix, Content)]) -> Result<(), NoRoom> {
+    let different: HashSet<&Content> = blocks.iter().map(|(_, content)| content).collect();
+    let compared = different.iter().map(|content| content.len() + others.len());
+    let compared = compared.sum::<usize>();
+    (compared <= MAX_COMPARED).then_some(()).ok_or(NoRoom::Set)
+}
+
 impl Outside {
     pub fn new(set: &Set, contents: &mut Contents) -> Result<Self, NoRoom> {
         let row = set.row();
         let others = set.of_outside();
-        let mut known: HashMap<Vec<PortRange>, Points> = HashMap::new();
-        let mut accepted = |more: &[PortRange]| {
-            let spans = others.iter().chain(more).copied();
-            let ranges = sweep(spans.collect());
-            let new = || accepted(&ranges, row.is_isolated);
-            known.entry(ranges.clone()).or_insert_with(new).clone()
+        let mut known: HashMap<Content, Points> = HashMap::new();
+        let mut accepted = |more: Content| {
+            let spans = || others.iter().chain(&*more).copied().collect();
+            let new = || accepted(&sweep(spans()), row.is_isolated);
+            known.entry(more.clone()).or_insert_with(new).clone()
         };
-        let rest = accepted(&[]);
+        let rest = accepted([].into());
         let prefixes = blocks::prefixes(row, contents)?.into_iter();
-        let prefixes = prefixes.map(|(prefix, content)| (prefix, accepted(&content)));
+        let prefixes = prefixes.map(|(prefix, content)| (prefix, accepted(content)));
         let ranges = disjoint(prefixes).into_iter();
         let ranges = ranges.filter(|(.., points)| *points != rest);
         let address = |bits: u128| Ipv6Addr::from_bits(bits).to_canonical();

@@ -339,6 +339,38 @@ fn a_set_with_a_list_of_too_many_ranges_denies_all() {
     assert!(judge(2, 0x1_0000) && !judge(2, 0x1_0001) && !judge(3, 0x1_0000));
 }
 
+/// Every block says something else, and everything that is said of all addresses besides.
+#[test]
+fn an_ingress_set_that_says_too_much_of_clients_outside_denies_all() {
+    let rules = |blocks: u16| {
+        let anyone = PolicyRule {
+            anyone: true,
+            ports: (0..1000).map(|n| tcp(2 * n)).collect(),
+            ..rule()
+        };
+        let block = |n: u16| PolicyRule {
+            ports: vec![tcp(2 * n + 1)],
+            ..of_block(&format!("192.0.{}.{}/32", n / 256, n % 256), &[])
+        };
+        [anyone].into_iter().chain((0..blocks).map(block)).collect()
+    };
+    let egress = |number, rules| PolicySet {
+        is_egress: true,
+        ..set(number, rules)
+    };
+    let mut tables = PolicyTables::default();
+    tables.put_set(set(2, rules(1000))).unwrap();
+    tables.put_set(set(3, rules(1100))).unwrap();
+    // Nothing of it is for nftables.
+    tables.put_set(egress(4, rules(1100))).unwrap();
+    assert_eq!(tables.full().collect::<Vec<_>>(), [((VNI, id(3)), NoRoom::Set)]);
+    let begun = std::time::Instant::now();
+    let outside = tables.outside(VNI, id(2)).unwrap();
+    println!("{} ranges in {:?}", outside.ranges.len(), begun.elapsed());
+    assert_eq!(outside.ranges.len(), 1000);
+    assert!(tables.outside(VNI, id(3)).is_none());
+}
+
 #[test]
 fn a_set_that_is_a_flood_of_nested_blocks_denies_all() {
     let two = vec![tcp(1), tcp(3)];
