@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 
 use crate::policy_rows::{class, set};
 use crate::rig::{Rig, base_rows, eventually, in_namespace, local};
+use crate::tcp::ANSWER_TIMEOUT;
 
 const PORT: u16 = 6084;
 
@@ -59,7 +60,8 @@ impl Rig {
 fn get(namespace: &str, address: Ipv4Addr) -> std::io::Result<String> {
     in_namespace(namespace, move || {
         let address = SocketAddr::new(address.into(), PORT);
-        let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(20))?;
+        // The kernel accepts for a busy transitd too, so only who can't reach it waits.
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT * 2)?;
         stream.set_read_timeout(Some(Duration::from_secs(20)))?;
         stream.write_all(
             b"GET /metrics HTTP/1.1\r\nHost: node\r\nAccept: application/openmetrics-text\r\n\r\n",

@@ -2,7 +2,7 @@
 //! comes through that must not.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -127,7 +127,13 @@ impl Traffic {
         let stream = Stream::start(&of("p2"), &of("p1"), "10.0.1.5");
         // Probes of another VPC, from the wire and from a pod. No flow has mark 9, so each probe that arrives counts as
         // foreign somewhere.
-        let silent = || Box::new(|| None);
+        // Like a socket to which nothing comes: without a wait each of these threads would take a core from the others.
+        let silent = || {
+            Box::new(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                None
+            })
+        };
         let probes = vec![
             Flow::start(9, datagrams(&of("q"), "10.0.1.6:7", 9), silent()),
             // What network policy denies.
