@@ -14,8 +14,9 @@ const GROUP: u64 = 0x77;
 const SET: u32 = 1;
 /// UDP ports from 1 on that a rule of its own denies, if there are [`Policies::Most`]: as many as a list has room for.
 pub const DENIED_PORTS: u32 = MAX_RANGES as u32;
-/// VPCs that have room for the most rules at the same time: each has a share of the tables.
-pub const SHARES: u8 = 4;
+/// VPCs that have room for the most rules at the same time: each has a quarter of the tables, and a quarter is for
+/// reserves.
+pub const SHARES: u8 = 3;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policies {
