@@ -8,6 +8,9 @@ use thuban_proto::transit as proto;
 use crate::fields::{self, InvalidRow, invalid};
 use crate::policy_id::PolicyId;
 
+/// The only group of the class [`PolicyId::SHARED_SERVICE`]. Other groups have hashes for ids.
+pub const SHARED_SERVICE_GROUP: u64 = u64::MAX;
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Class {
     pub vni: Vni,

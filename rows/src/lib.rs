@@ -56,7 +56,7 @@ use thuban_proto::transit as proto;
 
 pub use bouncer::Bouncer;
 pub use byte_rate::ByteRate;
-pub use class::{Class, NamedPort};
+pub use class::{Class, NamedPort, SHARED_SERVICE_GROUP};
 pub use clients::MAX_CLIENTS;
 pub use direct::Direct;
 pub use droplet::{Droplet, Underlay};

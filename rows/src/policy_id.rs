@@ -15,6 +15,8 @@ impl PolicyId {
     /// The class of endpoints that no peer of a policy selects.
     pub const PLAIN: Self = Self(1);
     const MAX: u32 = 0xff_ffff;
+    /// The class of clients by a shared Service. No endpoint has it, and no row: every droplet knows it.
+    pub const SHARED_SERVICE: Self = Self(Self::MAX);
 
     /// Returns the id of the number, if it is one.
     pub const fn new(number: u32) -> Option<Self> {

@@ -9,7 +9,7 @@ use thuban_common::{
         ipv6::{self, ICMPV6},
         nd, words3,
     },
-    policy::STAMP_REPLY,
+    policy::{SHARED_SERVICE_CLASS, STAMP_REPLY},
     skb::may_be_written,
     tables::{
         Address, AttachmentEntry, ConfigEntry, DropletAddress, ENCAPSULATION_LENGTH, EndpointKey,
@@ -26,7 +26,9 @@ use crate::{
     frame::{Frame, Outcome, Verdict},
     front, gates, host, inner, load, maps, meter, misses, nd as neighbours, policy, refuse, reject,
     rewrite::rewrite,
-    service, too_big,
+    service,
+    shares::payer,
+    too_big,
     trace::{Observed, record_outcome},
     work::{Choice, Work},
 };
@@ -211,6 +213,9 @@ fn route<F: Frame>(
         };
         work.mark = host::mark_of_sent_on(tc, attachment);
         work.interface = tc.interface();
+        if work.mark != 0 && payer(work.mark, attachment.vni) != attachment.vni {
+            observed.stamp.class = SHARED_SERVICE_CLASS;
+        }
         match service::to_backend(tc, attachment.vni, packet, work)? {
             Choice::Backend => {
                 key.address = work.to.destination;

@@ -19,6 +19,7 @@ use thuban_operator::model::policy::{
     Applied,
     oracle::{End, Generator, Objects, Packet, Pod},
 };
+use thuban_rows::PolicyId;
 use transitd::program::policy::{Change, PolicyTables};
 
 /// Packets that are asked about in one world of objects.
@@ -132,7 +133,9 @@ impl World {
             &applied.ingress
         };
         let set = of_vpc(vni.get(), set.as_ref()?.id(0).get());
-        let class = self.known(objects, other).map(|known| known.applied.class.id(0));
+        let known = self.known(objects, other);
+        let class = known.map(|known| known.applied.class.id(0));
+        let class = class.or(other.by_shared_service.then_some(PolicyId::SHARED_SERVICE));
         let peer = class.map_or(PEER_OUTSIDE, |class| of_vpc(vni.get(), class.get()));
         let point = point(packet.protocol, packet.port);
         Some(judge(&self.maps, set, peer, &mapped(other.address?), point).0)
@@ -179,7 +182,9 @@ fn tables_say_of_each_packet_what_the_objects_say() -> Result<()> {
         let objects = random.objects();
         let world = World::new(&objects, random.0.bool())?;
         for _ in 0..OF_A_WORLD {
-            let packet = random.packet(&objects);
+            let is_sent_on = random.0.u8(..10) == 0;
+            let sent_on = is_sent_on.then(|| random.packet_by_shared_service(&objects));
+            let packet = sent_on.flatten().unwrap_or_else(|| random.packet(&objects));
             if !is_possible(&objects, &packet) {
                 continue;
             }

@@ -7,10 +7,11 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::{HashMap, LpmTrie, MapData, lpm_trie::Key};
 use thuban_common::{
     counters::Counter,
+    host_stack::{MARK_HOST_ENDPOINT, mark_of},
     policy::{
         Action, BlockKey, Decision, FLOWS_OF_VPC, FlowEntry, GRANT_ASKS_BLOCKS, GRANT_DENIES, Grant,
-        GrantKey, ListEntry, ListKey, NO_RULE, PEER_OTHER, PortRange, STAMP_GUARDED, STAMP_REPLY, Stamp,
-        of_vpc, point, ranked,
+        GrantKey, ListEntry, ListKey, NO_RULE, PEER_OTHER, PortRange, SHARED_SERVICE_CLASS, STAMP_GUARDED,
+        STAMP_REPLY, Stamp, of_vpc, point, ranked,
     },
     services::{ALL_FLOWS, ConnectionKey},
     tables::{AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_TAKES_XDP, LocalEntry},
@@ -21,7 +22,7 @@ use transitd::boot::monotonic;
 use crate::{
     fixture::stamp_bytes,
     frames::{Packet6, Tunnel},
-    rows::{BOUNCED, Endpoint, HERE, SECOND, TENANT, ip, ip6},
+    rows::{BOUNCED, Endpoint, HERE, SECOND, SPREAD, TENANT, ip, ip6},
     service_world::{
         SCTP, SERVICE, SERVICE6, Segment, TCP, UDP, ensure_delivered, ensure_dropped, send, world,
     },
@@ -169,6 +170,44 @@ fn flows(world: &World) -> Result<Vec<(ConnectionKey, FlowEntry)>> {
     let map = world.programs.ebpf.map("FLOWS").context("FLOWS")?;
     let map: HashMap<&MapData, ConnectionKey, FlowEntry> = map.try_into()?;
     Ok(map.iter().collect::<Result<_, _>>()?)
+}
+
+#[test]
+fn a_client_by_a_shared_service_has_a_class_of_its_own() -> Result<()> {
+    let mut world = policed([INGRESS, 0], [0, 0])?;
+    allow(&mut world, INGRESS, SHARED_SERVICE_CLASS, (TCP, 8080))?;
+    let (here, far) = (IpAddr::V4(HOME.address), AWAY);
+    let request = |port: u16| {
+        let client = IpAddr::V4(TENANT.address);
+        Segment::new(TCP, TENANT.mac(), (client, port), (SERVICE, 80))
+    };
+    let [of_other, of_own] = [SPREAD, HOME].map(|of| world.interfaces[usize::from(of.index)]);
+    let sent_on = |interface| mark_of(interface, MARK_HOST_ENDPOINT);
+    let mut port = 40000;
+    for (is_host, backend) in [(false, here), (false, far), (true, here), (true, far)] {
+        if is_host {
+            world.be_host(TENANT)?;
+        }
+        Served::new(VNI, 1, SERVICE, 80, TCP).by(&mut world.programs, &[(backend, 8080)])?;
+        // A pod of another VPC, one of this VPC by a node's port, none, and the node itself.
+        for mark in [sent_on(of_other), sent_on(of_own), sent_on(0), 0] {
+            world.mark = mark;
+            port += 1;
+            let outcome = send(&mut world, TENANT.index, &request(port))?;
+            let is_shared = is_host && mark == sent_on(of_other);
+            if backend == far {
+                ensure!(outcome.frame.len() > 64, "not sent: {:?}", outcome.counted);
+                let class = [0, outcome.frame[57], outcome.frame[58], outcome.frame[59]];
+                let expected = if is_shared { SHARED_SERVICE_CLASS } else { STRANGER };
+                ensure!(u32::from_be_bytes(class) == expected, "{mark:#x}: {class:?}");
+            } else if is_shared {
+                ensure!(outcome.counted.contains_key(Counter::DeliveredLocal.name()));
+            } else {
+                ensure_dropped(&outcome, Counter::PolicyIngress)?;
+            }
+        }
+    }
+    Ok(())
 }
 
 #[test]

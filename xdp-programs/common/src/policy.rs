@@ -20,6 +20,8 @@ use crate::{
 pub const MAX_ID: u32 = 0xff_ffff;
 /// The class of a packet that says none. No endpoint has it.
 pub const UNKNOWN_CLASS: u32 = 0;
+/// The class of what nodes send on for pods of other VPCs, which share a Service of the nodes' VPC. No endpoint has it.
+pub const SHARED_SERVICE_CLASS: u32 = MAX_ID;
 
 /// What a packet between droplets says of its sender. It is in the inner Ethernet header, whose addresses nobody
 /// needs: the receiver writes the pod's own.

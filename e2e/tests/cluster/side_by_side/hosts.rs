@@ -200,6 +200,35 @@ fn is_reached_by_policy(cluster: &Cluster, service: Ipv4Addr) -> Result<()> {
     delete(cluster, &["pod", "-n", "red", "caller", "--now"])
 }
 
+/// Asserts that ingress policies of the backends tell clients of the shared Service from the VPC's own pods.
+fn is_a_peer_of_backends(cluster: &Cluster, service: Ipv4Addr, tenant: &Pod, echo: &Echo) -> Result<()> {
+    let policy = |peer: &Value| {
+        json!({
+            "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+            "metadata": {"name": "echo", "namespace": "default"},
+            "spec": {
+                "podSelector": {"matchLabels": {"echo": "yes"}}, "policyTypes": ["Ingress"],
+                "ingress": [{"from": [peer]}],
+            },
+        })
+    };
+    let by_shared_service = json!({"podSelector": {"matchLabels": {"thuban.dev/by": "shared-service"}}});
+    let own_pods = json!({"namespaceSelector": {}});
+    let result = [(by_shared_service, [true, false]), (own_pods, [false, true])]
+        .into_iter()
+        .try_for_each(|(peer, expected)| {
+            apply(cluster, &[policy(&peer)])?;
+            cluster.wait_for(&format!("backends that let in {peer}"), SOON, || {
+                let by_service = tenant.inside(|| http_hostname_at((service, 80), NOT_REACHED));
+                let backend = (echo.pods[0].address, PORT);
+                let directly = echo.pods[1].inside(|| http_hostname_at(backend, NOT_REACHED));
+                Ok([by_service.is_ok(), directly.is_ok()] == expected)
+            })
+        });
+    delete(cluster, &["networkpolicy", "-n", "default", "echo"])?;
+    result
+}
+
 #[test]
 fn vpc_reaches_default_vpc_service_only_while_sharing_it() {
     let tenants = tenants();
@@ -227,6 +256,7 @@ fn vpc_reaches_default_vpc_service_only_while_sharing_it() {
         Ok(())
     });
     let result = result.and_then(|()| is_reached_by_policy(cluster, service));
+    let result = result.and_then(|()| is_a_peer_of_backends(cluster, service, red[0], &echo));
     let blue = tenants.vpc("blue");
     let leaks = ask(blue[0], NOT_REACHED).is_ok();
     patch_vpc(cluster, "red", &json!({"sharedServices": null})).unwrap();

@@ -157,7 +157,7 @@ fn add_peer(
         (None, true, true) => {
             peers
                 .groups
-                .insert(Arc::new(group(namespaces.as_ref(), pods.as_ref())?));
+                .insert(Arc::new(group(namespaces.as_ref(), pods.as_ref())?.as_peer()));
         }
         _ if namespaces.is_some() || pods.is_some() => return Err(Malformed::new("", Problem::Unknown)),
         (Some(selector), true, true) => {

@@ -4,6 +4,7 @@ use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use sha2::{Digest, Sha256};
+use thuban_rows::SHARED_SERVICE_GROUP;
 
 use super::Member;
 use super::malformed::Malformed;
@@ -13,6 +14,8 @@ use super::selector::{Labels, Selector};
 pub const VPC_LABEL: &str = "thuban.dev/vpc";
 /// The label of each pod that says its network, as [`VPC_LABEL`].
 pub const NETWORK_LABEL: &str = "thuban.dev/network";
+/// The label and value of a peer that is clients of other VPCs, by a Service that these share.
+const SHARED_SERVICE: [&str; 2] = ["thuban.dev/by", "shared-service"];
 
 /// The pods of some namespaces whose labels match. Groups of equal content are equal and have one id, in whatever
 /// policies they are.
@@ -44,6 +47,25 @@ impl Group {
     pub fn in_namespace(namespace: &str, pods: Option<&LabelSelector>) -> Result<Self, Malformed> {
         let pods = pods.map(Selector::read).transpose()?.unwrap_or_default();
         Ok(Self::new(Namespaces::Named(namespace.to_owned()), pods))
+    }
+
+    /// Returns the group as peers mean it. One of pods with a single label, whatever their namespace, may be clients by
+    /// a shared Service. No pod is in that group, and no other group has them: they are pods of other VPCs.
+    pub fn as_peer(self) -> Self {
+        let [key, value] = SHARED_SERVICE;
+        let is_any = match &self.namespaces {
+            Namespaces::Named(_) => true,
+            Namespaces::Selected(selector) => *selector == Selector::default(),
+        };
+        if !is_any || self.pods != Selector::of_label(key, value) {
+            return self;
+        }
+        Self {
+            id: SHARED_SERVICE_GROUP,
+            // No namespace has this name.
+            namespaces: Namespaces::Named(String::new()),
+            pods: self.pods,
+        }
     }
 
     pub const fn id(&self) -> u64 {
@@ -101,7 +123,7 @@ impl<'a> Selectable<'a> {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{Group, Namespaces, Selector};
+    use super::{Group, Labels, Namespaces, SHARED_SERVICE_GROUP, Selectable, Selector};
 
     fn selector(value: Value) -> Selector {
         Selector::read(&serde_json::from_value(value).unwrap()).unwrap()
@@ -118,5 +140,34 @@ mod tests {
         let red = selector(json!({"matchExpressions": [{"key": "red", "operator": "Exists"}]}));
         let selected = Group::new(Namespaces::Selected(red), web());
         assert_ne!(selected.id(), named("red").id());
+    }
+
+    #[test]
+    fn clients_by_a_shared_service_are_named_by_one_label_alone() {
+        let by = || selector(json!({"matchLabels": {"thuban.dev/by": "shared-service"}}));
+        let named = || Namespaces::Named("red".to_owned());
+        let group = Group::new(named(), by()).as_peer();
+        assert_eq!(group.id(), SHARED_SERVICE_GROUP);
+        let any = Namespaces::Selected(Selector::default());
+        assert_eq!(Group::new(any, by()).as_peer(), group);
+        let none = Labels::new();
+        let pod = Selectable {
+            namespace: "red",
+            namespace_labels: &none,
+            labels: [("thuban.dev/by".to_owned(), "shared-service".to_owned())].into(),
+        };
+        assert!(!group.selects(&pod), "no pod gives itself out for one");
+        let team = Namespaces::Selected(selector(json!({"matchLabels": {"team": "red"}})));
+        let all = selector(json!({"matchExpressions": [{"key": "thuban.dev/by", "operator": "Exists"}]}));
+        let two = selector(json!({"matchLabels": {"thuban.dev/by": "shared-service", "app": "web"}}));
+        for (namespaces, pods) in [
+            (team, by()),
+            (named(), all),
+            (named(), two),
+            (named(), Selector::default()),
+        ] {
+            let group = Group::new(namespaces, pods);
+            assert_eq!(group.clone().as_peer(), group);
+        }
     }
 }

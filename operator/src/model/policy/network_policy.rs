@@ -89,9 +89,9 @@ fn add_peer(namespace: &str, peer: &NetworkPolicyPeer, peers: &mut Peers) -> Res
     let pods = pods
         .map(|pods| Selector::of_field(pods, "podSelector"))
         .transpose()?;
-    peers
-        .groups
-        .insert(Arc::new(Group::new(namespaces, pods.unwrap_or_default())));
+    peers.groups.insert(Arc::new(
+        Group::new(namespaces, pods.unwrap_or_default()).as_peer(),
+    ));
     Ok(())
 }
 

@@ -57,6 +57,8 @@ pub struct End<'a> {
     /// None: an address in another VPC, which blocks don't hold.
     pub address: Option<IpAddr>,
     pub pod: Option<&'a Pod>,
+    /// A pod of another VPC, by a Service that its VPC shares. The address is a node's.
+    pub by_shared_service: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -241,6 +243,9 @@ impl Objects {
         if is_unknown || has_names && action != RuleAction::Accept {
             return (action != RuleAction::Accept).then_some(RuleAction::Deny);
         }
+        let is_shared_service = |pods: &NamespacedPod| {
+            is_any(Some(&pods.namespace_selector)) && is_by_shared_service(&pods.pod_selector)
+        };
         let is_its = |packet: &Packet, peer: &ClusterNetworkPolicyEgressPeer| {
             let other = if is_egress { packet.to } else { packet.from };
             let is_block = !peer.networks.is_empty() || peer.nodes.is_some();
@@ -252,6 +257,8 @@ impl Objects {
                     .iter()
                     .filter(|(labels, _)| selects(peer.nodes.as_ref(), labels));
                 nodes.any(|(_, addresses)| other.address.is_some_and(|address| addresses.contains(&address)))
+            } else if peer.pods.as_ref().is_some_and(is_shared_service) {
+                other.by_shared_service
             } else {
                 let pod = other.pod.filter(|pod| !pod.on_host_network);
                 pod.is_some_and(|pod| self.is_selected(pod, peer.namespaces.as_ref(), peer.pods.as_ref()))
@@ -307,6 +314,11 @@ impl Objects {
 
     /// Whether a peer with selectors selects the other side.
     fn is_peer(&self, namespace: &str, peer: &NetworkPolicyPeer, other: End) -> bool {
+        if is_any(peer.namespace_selector.as_ref())
+            && peer.pod_selector.as_ref().is_some_and(is_by_shared_service)
+        {
+            return other.by_shared_service;
+        }
         let Some(pod) = other.pod.filter(|pod| !pod.on_host_network) else {
             return false;
         };
@@ -345,6 +357,24 @@ fn is_of(spec: &NetworkPolicySpec, is_egress: bool) -> bool {
         (false, true) => types.contains(&"Egress".to_owned()),
         (false, false) => types.contains(&"Ingress".to_owned()),
     }
+}
+
+fn is_any(selector: Option<&LabelSelector>) -> bool {
+    let is_empty = |selector: &LabelSelector| {
+        selector.match_labels.iter().flatten().next().is_none()
+            && selector.match_expressions.iter().flatten().next().is_none()
+    };
+    selector.is_none_or(is_empty)
+}
+
+/// Whether a selector of pods means clients by a shared Service instead.
+fn is_by_shared_service(selector: &LabelSelector) -> bool {
+    let label = ("thuban.dev/by".to_owned(), "shared-service".to_owned());
+    let expressions = LabelSelector {
+        match_labels: None,
+        ..selector.clone()
+    };
+    selector.match_labels == Some([label].into()) && is_any(Some(&expressions))
 }
 
 /// Returns the labels of a pod with the two that it can't choose.

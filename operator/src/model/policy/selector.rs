@@ -58,6 +58,13 @@ impl Selector {
         Self::read(selector).map_err(|malformed| malformed.within(field))
     }
 
+    /// Returns the selector of a label.
+    pub fn of_label(key: &str, value: &str) -> Self {
+        let (key, values) = (key.to_owned(), [value.to_owned()].into());
+        let test = Test::In(values);
+        Self([Requirement { key, test }].into())
+    }
+
     pub fn matches(&self, labels: &Labels) -> bool {
         self.0
             .iter()

@@ -205,9 +205,10 @@ fn id(canonical: &[u8], salt: u32) -> PolicyId {
         .chain_update(canonical)
         .chain_update(salt.to_be_bytes());
     let mut hash = salted.finalize();
+    let rowless = [PolicyId::PLAIN, PolicyId::SHARED_SERVICE];
     loop {
         let number = u32::from_be_bytes([0, hash[0], hash[1], hash[2]]);
-        if let Some(id) = PolicyId::new(number).filter(|id| *id != PolicyId::PLAIN) {
+        if let Some(id) = PolicyId::new(number).filter(|id| !rowless.contains(id)) {
             return id;
         }
         hash = Sha256::digest(hash);

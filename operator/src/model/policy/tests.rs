@@ -463,10 +463,12 @@ fn judge_served(random: &mut Generator, objects: &Objects, policies: &mut Polici
     let from = End {
         address: None,
         pod: Some(pod),
+        by_shared_service: false,
     };
     let to = End {
         address: Some(address),
         pod: None,
+        by_shared_service: false,
     };
     let packet = Packet {
         from,

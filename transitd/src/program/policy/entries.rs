@@ -4,8 +4,10 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use thuban_api::identifiers::Vni;
-use thuban_common::policy::{GRANT_ASKS_BLOCKS, GRANT_DENIES, GrantKey, PEER_OTHER, PEER_OUTSIDE, of_vpc};
-use thuban_rows::{Class, PolicyId, PolicySet};
+use thuban_common::policy::{
+    GRANT_ASKS_BLOCKS, GRANT_DENIES, GrantKey, PEER_OTHER, PEER_OUTSIDE, SHARED_SERVICE_CLASS, of_vpc,
+};
+use thuban_rows::{Class, PolicyId, PolicySet, SHARED_SERVICE_GROUP};
 
 use super::blocks::{self, Prefix};
 use super::compile::{Look, Set};
@@ -27,17 +29,19 @@ pub struct Entries {
 }
 
 impl Entries {
-    /// Compiles a set for these classes of its VPC and the plain one.
+    /// Compiles a set for these classes of its VPC and those without a row.
     pub fn new(store: &Store, set: &Set, classes: &BTreeMap<PolicyId, Class>) -> Result<Self, NoRoom> {
         let row = set.row();
         let own = key(row.vni, row.id);
         let mut contents = Contents::new(store.share().lists);
         let other = contents.add(set.of_unknown())?;
         let outside = contents.add(set.of_outside())?;
-        let plain = plain(row.vni);
+        let rowless = [plain(row.vni), shared_service(row.vni)];
+        // A client by a shared Service is never a destination.
+        let rowless = &rowless[..if row.is_egress { 1 } else { 2 }];
         let mut by_look: HashMap<Look<'_>, Content> = HashMap::new();
         let mut of_classes = Vec::new();
-        for class in classes.values().chain([&plain]) {
+        for class in classes.values().chain(rowless) {
             let content = match by_look.entry(set.look(class)) {
                 Entry::Occupied(known) => known.get().clone(),
                 Entry::Vacant(place) => {
@@ -214,6 +218,17 @@ pub fn plain(vni: Vni) -> Class {
         id: PolicyId::PLAIN,
         groups: BTreeSet::new(),
         names: BTreeSet::new(),
+    }
+}
+
+const _: () = assert!(PolicyId::SHARED_SERVICE.get() == SHARED_SERVICE_CLASS);
+
+/// Returns the class of clients by a shared Service, which every set knows.
+pub fn shared_service(vni: Vni) -> Class {
+    Class {
+        id: PolicyId::SHARED_SERVICE,
+        groups: [SHARED_SERVICE_GROUP].into(),
+        ..plain(vni)
     }
 }
 

@@ -27,7 +27,7 @@ use crate::dataplane::policy::PolicyEntries;
 use blocks::Prefix;
 use compile::Set;
 pub use denier::Denier;
-use entries::{Entries, key, plain};
+use entries::{Entries, key, plain, shared_service};
 pub use outside::{Outside, Points};
 use store::Store;
 pub use store::{NoRoom, Retired, Usage};
@@ -84,8 +84,9 @@ impl PolicyTables {
     pub fn put_class(&mut self, class: Class) -> Result<(), PolicyError> {
         let (vni, id) = (class.vni, class.id);
         let result = |is_same: bool| is_same.then_some(()).ok_or(PolicyError::Class { vni, id });
-        if id == PolicyId::PLAIN {
-            return result(class == plain(vni));
+        let mut rowless = [plain(vni), shared_service(vni)].into_iter();
+        if let Some(known) = rowless.find(|rowless| rowless.id == id) {
+            return result(class == known);
         }
         let vpc = self.vpcs.entry(vni).or_default();
         if let Some(known) = vpc.classes.get(&id) {

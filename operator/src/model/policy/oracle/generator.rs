@@ -167,6 +167,9 @@ impl Generator {
     }
 
     fn of_pods(&mut self) -> Value {
+        if self.percent(6) {
+            return json!({"matchLabels": {"thuban.dev/by": "shared-service"}});
+        }
         self.selector(&["app", "tier", "thuban.dev/vpc", "thuban.dev/network"])
     }
 
@@ -307,6 +310,7 @@ impl Generator {
             let end = End {
                 address: None,
                 pod: Some(first),
+                by_shared_service: false,
             };
             return (*protocol, vec![(end, *port)]);
         }
@@ -317,10 +321,33 @@ impl Generator {
             let end = End {
                 address: outside.filter(|_| is_outside),
                 pod: (!is_outside).then_some(pod),
+                by_shared_service: false,
             };
             (end, random.one(&PORTS))
         });
         (protocol, backends)
+    }
+
+    /// Makes a packet that a node sends on to a pod, for a pod of another VPC. None: the VPC has no node.
+    pub fn packet_by_shared_service<'a>(&mut self, objects: &'a Objects) -> Option<Packet<'a>> {
+        let family = self.0.usize(..2);
+        let nodes = objects.pods.iter().filter(|pod| pod.on_host_network);
+        let node = self.0.choice(nodes.collect::<Vec<_>>())?;
+        let members = objects.pods.iter();
+        let members = members.filter(|pod| !pod.on_host_network && pod.vpc == node.vpc);
+        let to = self.0.choice(members.collect::<Vec<_>>())?;
+        let end = |pod: &'a Pod, is_node: bool| End {
+            address: Some(pod.addresses[family]),
+            pod: (!is_node).then_some(pod),
+            by_shared_service: is_node,
+        };
+        Some(Packet {
+            from: end(node, true),
+            to: end(to, false),
+            protocol: self.one(&[6, 17, 132]),
+            port: self.one(&PORTS),
+            behind: &[],
+        })
     }
 
     /// Makes a packet between two pods, or a pod and an address outside.
@@ -333,12 +360,14 @@ impl Generator {
                 return End {
                     address: Some(address),
                     pod: None,
+                    by_shared_service: false,
                 };
             }
             let pod = &objects.pods[self.0.usize(..objects.pods.len())];
             End {
                 address: Some(pod.addresses[family]),
                 pod: Some(pod),
+                by_shared_service: false,
             }
         };
         let from = end(true);

@@ -679,10 +679,12 @@ impl Cluster {
                 from: End {
                     address: end(source),
                     pod: Some(&source.sample),
+                    by_shared_service: false,
                 },
                 to: End {
                     address: end(destination),
                     pod: Some(&destination.sample),
+                    by_shared_service: false,
                 },
                 protocol,
                 port,

@@ -4,9 +4,13 @@ use std::sync::Arc;
 
 use ipnet::IpNet;
 use thuban_common::policy::{
-    Decision, GRANT_ASKS_BLOCKS, GRANT_DENIES, MAX_RANGES, PEER_OTHER, PEER_OUTSIDE, of_vpc,
+    Decision, GRANT_ASKS_BLOCKS, GRANT_DENIES, MAX_RANGES, PEER_OTHER, PEER_OUTSIDE, SHARED_SERVICE_CLASS,
+    of_vpc,
 };
-use thuban_rows::{Block, Class, PolicyAction, PolicyPorts, PolicyRule, PolicySet, PolicyTier, builders};
+use thuban_rows::{
+    Block, Class, PolicyAction, PolicyPorts, PolicyRule, PolicySet, PolicyTier, SHARED_SERVICE_GROUP,
+    builders,
+};
 
 use super::super::lists::parts;
 use super::super::{Change, NoRoom, PolicyTables, Retired, Usage};
@@ -158,7 +162,33 @@ fn a_class_has_no_entry_where_it_is_as_one_without_a_row() {
         |peers: &[u64]| -> Vec<(u64, u32)> { peers.iter().map(|peer| (*peer, GRANT_DENIES)).collect() };
     assert_eq!(grants(&maps, 2), flags(&[PEER_OTHER, PEER_OUTSIDE, 5]));
     // 1 is twice: the plain class and the outside.
-    assert_eq!(grants(&maps, 3), flags(&[0, 1, 1, 3, 4, 6, 7, 8]));
+    let of_all = [0, 1, 1, 3, 4, 6, 7, 8, SHARED_SERVICE_CLASS.into()];
+    assert_eq!(grants(&maps, 3), flags(&of_all));
+}
+
+#[test]
+fn clients_by_a_shared_service_are_a_class_without_a_row() {
+    let (mut tables, mut maps) = (PolicyTables::default(), Maps::default());
+    let rules = || vec![of_group(SHARED_SERVICE_GROUP)];
+    tables.put_set(set(2, rules())).unwrap();
+    let egress = PolicySet {
+        is_egress: true,
+        ..set(3, rules())
+    };
+    tables.put_set(egress).unwrap();
+    tables.put_set(set(4, vec![of_group(5)])).unwrap();
+    apply(&mut maps, &mut tables);
+    let accepts = |number, class| {
+        let set = of_vpc(VNI.get(), number);
+        maps.judge(set, of_vpc(VNI.get(), class), [0; 16], 0).0
+    };
+    assert!(accepts(2, SHARED_SERVICE_CLASS) && !accepts(2, 1) && !accepts(2, 3));
+    for number in [3, 4] {
+        assert!(!accepts(number, SHARED_SERVICE_CLASS));
+        assert_eq!(grants(&maps, number).len(), 2, "no entry where it says nothing");
+    }
+    let row = class(SHARED_SERVICE_CLASS, 5);
+    assert!(tables.put_class(row).is_err(), "its group is known");
 }
 
 #[test]
