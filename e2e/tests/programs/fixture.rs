@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::Ipv4Addr};
 use anyhow::{Context, Result, ensure};
 use thuban_common::{
     counters::Counter,
-    policy::{STAMP_REPLY, Stamp},
+    policy::{SHARED_SERVICE_CLASS, STAMP_REPLY, Stamp},
     tables::{GATEWAY_MAC, TRANSIT_MAGIC},
 };
 
@@ -13,7 +13,7 @@ use thuban_testkit::packets::{self, checksum, ensure_same};
 
 use crate::{
     frames::Tunnel,
-    rows::{ATTACHED, Endpoint, HERE},
+    rows::{ATTACHED, Endpoint, HERE, TENANT},
     world::{Hook, Outcome, Role, UPLINK_MAC, World, neighbour_mac},
 };
 
@@ -301,11 +301,19 @@ fn stamped(frame: &[u8]) -> Result<Vec<u8>> {
     Ok([&stamp, &frame[12..]].concat())
 }
 
-/// Returns the frame as the endpoint sent it whose stamp it bears; unchanged if no endpoint has this stamp.
+/// Returns the frame as the endpoint sent it whose stamp it bears; unchanged if no endpoint has this stamp. The node
+/// sends on for clients by a shared Service, and the node is `TENANT` where there is one.
 pub fn unstamped(frame: &[u8]) -> Vec<u8> {
-    let sender = ATTACHED
-        .iter()
-        .find(|endpoint| frame[..12] == with_reply(stamp_of(**endpoint), frame[6]));
+    let shared = Stamp {
+        class: SHARED_SERVICE_CLASS,
+        ..TENANT.stamp()
+    };
+    let is_of = |stamp| frame[..12] == with_reply(stamp, frame[6]);
+    let sender = if is_of(stamp_bytes(shared)) {
+        Some(&TENANT)
+    } else {
+        ATTACHED.iter().find(|endpoint| is_of(stamp_of(**endpoint)))
+    };
     sender.map_or_else(
         || frame.to_vec(),
         |endpoint| [&GATEWAY_MAC, &endpoint.mac()[..], &frame[12..]].concat(),

@@ -108,7 +108,8 @@ impl Compiled {
 
 fn ingress(rule: &ClusterNetworkPolicyIngressRule) -> Result<Draft, Malformed> {
     let read = |peer: &ClusterNetworkPolicyIngressPeer| {
-        group(peer.namespaces.as_ref(), peer.pods.as_ref()).map(Arc::new)
+        let group = group(peer.namespaces.as_ref(), peer.pods.as_ref())?;
+        Ok(Arc::new(group.as_peer()))
     };
     let peers = Peers {
         groups: each("from", at_least_one("from", &rule.from)?, read)?
