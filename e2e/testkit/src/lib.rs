@@ -1,5 +1,6 @@
 //! Parts that tests of several crates share: the operator that they play, a transitd's files and arguments, packets
-//! made by hand, rates of streams, threads in network namespaces, waiting. A test that goes wrong panics, and so does this code.
+//! made by hand, rates of streams, threads in network namespaces, waiting. A test that goes wrong panics, and so does
+//! this code.
 
 #![allow(
     clippy::unwrap_used,

@@ -23,8 +23,8 @@ impl Shared {
         }
     }
 
-    /// A table of which a quarter is for reserves: one that transitd fills. Each of 32 VPCs gets 512 rows of SLOTS: those
-    /// are enough for 512 ports with up to four backends.
+    /// A table of which a quarter is for reserves: one that transitd fills. Each of 32 VPCs gets 512 rows of SLOTS.
+    /// Those are enough for 512 ports with up to four backends.
     pub const fn quarter_reserved(capacity: usize) -> Self {
         Self {
             capacity,

@@ -109,7 +109,7 @@ impl Compiled {
 fn ingress(rule: &ClusterNetworkPolicyIngressRule) -> Result<Draft, Malformed> {
     let read = |peer: &ClusterNetworkPolicyIngressPeer| {
         let group = group(peer.namespaces.as_ref(), peer.pods.as_ref())?;
-        Ok(Arc::new(group.as_peer()))
+        Ok(Arc::new(group.into_peer()))
     };
     let peers = Peers {
         groups: each("from", at_least_one("from", &rule.from)?, read)?
@@ -158,7 +158,7 @@ fn add_peer(
         (None, true, true) => {
             peers
                 .groups
-                .insert(Arc::new(group(namespaces.as_ref(), pods.as_ref())?.as_peer()));
+                .insert(Arc::new(group(namespaces.as_ref(), pods.as_ref())?.into_peer()));
         }
         _ if namespaces.is_some() || pods.is_some() => return Err(Malformed::new("", Problem::Unknown)),
         (Some(selector), true, true) => {

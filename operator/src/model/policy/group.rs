@@ -51,7 +51,7 @@ impl Group {
 
     /// Returns the group as peers mean it. One of pods with a single label, whatever their namespace, may be clients by
     /// a shared Service. No pod is in that group, and no other group has them: they are pods of other VPCs.
-    pub fn as_peer(self) -> Self {
+    pub fn into_peer(self) -> Self {
         let [key, value] = SHARED_SERVICE;
         let is_any = match &self.namespaces {
             Namespaces::Named(_) => true,
@@ -146,10 +146,10 @@ mod tests {
     fn clients_by_a_shared_service_are_named_by_one_label_alone() {
         let by = || selector(json!({"matchLabels": {"thuban.dev/by": "shared-service"}}));
         let named = || Namespaces::Named("red".to_owned());
-        let group = Group::new(named(), by()).as_peer();
+        let group = Group::new(named(), by()).into_peer();
         assert_eq!(group.id(), SHARED_SERVICE_GROUP);
         let any = Namespaces::Selected(Selector::default());
-        assert_eq!(Group::new(any, by()).as_peer(), group);
+        assert_eq!(Group::new(any, by()).into_peer(), group);
         let none = Labels::new();
         let pod = Selectable {
             namespace: "red",
@@ -167,7 +167,7 @@ mod tests {
             (named(), Selector::default()),
         ] {
             let group = Group::new(namespaces, pods);
-            assert_eq!(group.clone().as_peer(), group);
+            assert_eq!(group.clone().into_peer(), group);
         }
     }
 }

@@ -90,7 +90,7 @@ fn add_peer(namespace: &str, peer: &NetworkPolicyPeer, peers: &mut Peers) -> Res
         .map(|pods| Selector::of_field(pods, "podSelector"))
         .transpose()?;
     peers.groups.insert(Arc::new(
-        Group::new(namespaces, pods.unwrap_or_default()).as_peer(),
+        Group::new(namespaces, pods.unwrap_or_default()).into_peer(),
     ));
     Ok(())
 }

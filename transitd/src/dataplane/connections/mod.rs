@@ -206,7 +206,7 @@ impl Connections {
         self.scan_fragments(now)?;
         scan.flows = self.scan_flows(&is_here, now, &before, &mut counted.shares)?;
         counted.flows.held = scan.flows as u32;
-        self.count(&before, counted, vpcs)?;
+        self.count(&before, &counted, vpcs)?;
         Ok(scan)
     }
 
@@ -363,7 +363,7 @@ impl Connections {
 
     /// Writes what a scan counted, and adds what agents have counted since it began: the scan's walk may not have met
     /// those entries.
-    fn count(&mut self, before: &Counts, counted: Counts, vpcs: usize) -> Result<(), TableError> {
+    fn count(&mut self, before: &Counts, counted: &Counts, vpcs: usize) -> Result<(), TableError> {
         let now = self.counts()?;
         let (mut of_connections, mut of_flows) = (Vec::new(), Vec::new());
         for (of, share) in now.shares {

@@ -101,8 +101,10 @@ impl Usage {
     }
 }
 
-/// The tables, and the entries of each.
-const TABLES: [(&str, fn(&Usage) -> usize); 3] = [
+/// A table, and what a usage has of it.
+type Table = (&'static str, fn(&Usage) -> usize);
+
+const TABLES: [Table; 3] = [
     (GRANTS, |usage| usage.grants),
     (BLOCKS, |usage| usage.blocks),
     (LISTS, |usage| usage.lists),

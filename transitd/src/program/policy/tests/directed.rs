@@ -371,7 +371,7 @@ fn a_set_with_a_list_of_too_many_ranges_denies_all() {
 
 /// Every block says something else, and everything that is said of all addresses besides.
 #[test]
-fn an_ingress_set_that_says_too_much_of_clients_outside_denies_all() {
+fn a_set_that_says_too_much_of_clients_outside_denies_all() {
     let rules = |blocks: u16| {
         let anyone = PolicyRule {
             anyone: true,
