@@ -1,7 +1,7 @@
 //! Limits of bandwidth, measured by a stream between two network namespaces.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -68,7 +68,7 @@ pub fn stream([from, to]: [&str; 2], address: Ipv4Addr, time: Duration) -> u64 {
     let sender = thread::spawn(move || send(sending));
     let (mut buffer, mut bytes, mut start) = (vec![0; 64 << 10], 0, None);
     let took = loop {
-        let length = receiving.read(&mut buffer).unwrap() as u64;
+        let length = uninterrupted(|| receiving.read(&mut buffer)).unwrap() as u64;
         let elapsed = start.get_or_insert_with(Instant::now).elapsed();
         if elapsed >= time {
             break elapsed;
@@ -84,12 +84,23 @@ pub fn stream([from, to]: [&str; 2], address: Ipv4Addr, time: Duration) -> u64 {
 fn send(mut stream: TcpStream) {
     let zeros = vec![0; 64 << 10];
     loop {
-        match stream.write(&zeros) {
+        match uninterrupted(|| stream.write(&zeros)) {
             Ok(_) => {}
             Err(error) if matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe) => {
                 return;
             }
             Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+/// Repeats a call that a signal or work for the task interrupted: the kernel doesn't resume calls of sockets that have
+/// timeouts.
+fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
         }
     }
 }
