@@ -1,6 +1,7 @@
 //! Tests of what users are told of their networks: addresses that come to an end, Services that can't be shared, pods
 //! that get no address, roles that share a droplet.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -197,6 +198,107 @@ fn services_say_that_backends_are_left_out() {
         .await;
         delete(simulation, Kind::EndpointSlice, "east", "metrics-slice");
         delete(simulation, Kind::Service, "east", "metrics");
+        end_everything(simulation).await;
+    });
+}
+
+#[test]
+fn a_service_over_a_limit_of_size_says_so_until_it_fits() {
+    check("too large", 1, async |simulation| {
+        begin(simulation, 1).await;
+        let ports = |count: u16| {
+            let port = |port: u16| json!({"name": format!("p{port}"), "port": port, "targetPort": port});
+            Value::from_iter((1..=count).map(port))
+        };
+        simulation.with(|state| {
+            let service = json!({
+                "metadata": {"annotations": {"thuban.dev/network": "red-1"}},
+                "spec": {"clusterIPs": ["10.96.0.20"], "ports": ports(129)},
+            });
+            let _ = state.store.create(Kind::Service, "east", "metrics", service);
+        });
+        until(simulation, "it has too many ports", |state| {
+            is_warned(state, "Service", "metrics", "TooLarge")
+                && is_endpoint(state, "metrics", "Ready", ("False", "TooLarge"))
+        })
+        .await;
+        simulation.with(|state| {
+            state.store.edit(Kind::Service, "east", "metrics", |service| {
+                service["spec"]["ports"] = ports(128);
+            });
+        });
+        until(simulation, "it is served", |state| {
+            is_endpoint(state, "metrics", "Ready", ("True", "NoBackends"))
+        })
+        .await;
+        delete(simulation, Kind::Service, "east", "metrics");
+        end_everything(simulation).await;
+    });
+}
+
+/// Whether the endpoint of a Service has a condition of this status and reason.
+fn is_endpoint(state: &State, service: &str, told: &str, expected: (&str, &str)) -> bool {
+    let mut endpoints = state.store.values(Kind::Endpoint);
+    endpoints.any(|endpoint| {
+        text(endpoint, "/metadata/name").starts_with(service)
+            && condition(endpoint, told)
+                .is_some_and(|told| (text(told, "/status"), text(told, "/reason")) == expected)
+    })
+}
+
+/// A Service whose own address is that many after the first of network `large`.
+fn service_with_address(state: &mut State, index: u16) {
+    let [high, low] = (index + 20).to_be_bytes();
+    let address = format!("10.0.{}.{low}", 4 + high);
+    let service = json!({
+        "metadata": {"annotations": {"thuban.dev/network": "large", "thuban.dev/service-ip": address}},
+        "spec": {
+            "clusterIPs": [format!("10.96.{}.{low}", 1 + high)],
+            "ports": [{"port": 80, "targetPort": 80}],
+        },
+    });
+    let _ = state
+        .store
+        .create(Kind::Service, "east", &format!("s{index}"), service);
+}
+
+#[test]
+fn a_vpcs_services_have_addresses_until_its_limit() {
+    const LIMIT: u16 = 256;
+    check("too many", 1, async |simulation| {
+        begin(simulation, 1).await;
+        simulation.with(|state| {
+            let network = json!({"metadata": {}, "spec": {
+                "vpc": "red", "cidrs": ["10.0.4.0/22"], "bouncers": 1, "allowedNamespaces": {}, "allowStaticIPs": true,
+            }});
+            let _ = state.store.create(Kind::Network, "", "large", network);
+            (0..LIMIT).for_each(|index| service_with_address(state, index));
+        });
+        until(simulation, "all have their addresses", |state| {
+            let endpoints = state.store.values(Kind::Endpoint);
+            let claimed = |endpoint: &&Arc<Value>| endpoint["status"]["addresses"][1].is_string();
+            endpoints.filter(claimed).count() == usize::from(LIMIT)
+        })
+        .await;
+        simulation.with(|state| service_with_address(state, LIMIT));
+        let is_left_out = |state: &State| {
+            is_endpoint(
+                state,
+                &format!("s{LIMIT}-"),
+                "ServiceAddress",
+                ("False", "TooMany"),
+            )
+        };
+        until(simulation, "one more gets none", is_left_out).await;
+        delete(simulation, Kind::Service, "east", "s0");
+        until(simulation, "it gets the room of one that goes", |state| {
+            !is_left_out(state)
+        })
+        .await;
+        for index in 1..=LIMIT {
+            delete(simulation, Kind::Service, "east", &format!("s{index}"));
+        }
+        delete(simulation, Kind::Network, "", "large");
         end_everything(simulation).await;
     });
 }
