@@ -15,7 +15,8 @@ const HEAD: &str =
 
 What do the names of `transitd counters`, `transitd trace` and [metrics](metrics.md) mean? On a node,
 `transitd counters --drops` prints what was dropped there, with the same words.
-[Troubleshooting](guide/troubleshooting.md#why-a-packet-was-dropped) has the drops that nftables counts.
+[Troubleshooting](guide/troubleshooting.md#why-a-packet-was-dropped) has the drops that nftables counts. The last column
+says whether an [event](guide/troubleshooting.md#an-event-packetsdropped) tells the pod that sent the packets.
 
 ";
 
@@ -26,17 +27,15 @@ pub fn run(check: bool) -> Result<()> {
 
 fn page() -> String {
     let mut page = HEAD.to_owned();
-    page += "## Drops\n\n| name | a packet was dropped because | what to do |\n|---|---|---|\n";
+    page += "## Drops\n\n| name | a packet was dropped because | what to do | event |\n|---|---|---|---|\n";
     for counter in Counter::ALL.iter().filter(|counter| counter.is_drop()) {
-        let meaning = counter
-            .meaning()
-            .trim_start_matches(" Drop: ")
-            .trim_end_matches('.');
         let _ = writeln!(
             page,
-            "| `{}` | {meaning} | {} |",
+            "| `{}` | {} | {} | {} |",
             counter.name(),
-            counter.remedy()
+            counter.reason(),
+            counter.remedy(),
+            if counter.is_told() { "yes" } else { "no" }
         );
     }
     page += "\n## Ways\n\n| name | counts |\n|---|---|\n";

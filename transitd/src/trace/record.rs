@@ -85,8 +85,8 @@ struct Verdict {
 }
 
 fn verdict(number: u32) -> Verdict {
-    let counter = Counter::ALL.iter().find(|counter| **counter as u32 == number);
-    let is_drop = counter.is_some_and(|counter| counter.is_drop());
+    let counter = Counter::of(number);
+    let is_drop = counter.is_some_and(Counter::is_drop);
     let text = match counter {
         Some(counter) if is_drop => format!("dropped, {}", counter.name()),
         Some(counter) => counter.name().to_owned(),

@@ -243,6 +243,54 @@ counters! {
         "raise the pod's or the VPC's limit, or find out what in the pod goes round its queue";
 }
 
+impl Counter {
+    /// Returns the counter of a number; none for a number that only a newer version knows.
+    pub fn of(number: u32) -> Option<Self> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|counter| *counter as u32 == number)
+    }
+
+    /// Returns why a packet was dropped, within a sentence.
+    pub fn reason(self) -> &'static str {
+        self.meaning().trim_start_matches(" Drop: ").trim_end_matches('.')
+    }
+
+    /// Whether an event tells the pod whose agent drops such packets. Not told are:
+    ///
+    /// * drops of transit, which are nobody's here;
+    /// * noise of every network stack: discovery, ARP, multicast, frames of other protocols, lost fragments;
+    /// * what passes by itself: rows that are old, a destination that has just gone;
+    /// * what only an administrator can mend: the node's set-up, its memory, the underlay;
+    /// * limits of a rate: drops are how they slow senders down;
+    /// * what network policies deny: their authors ask for it by an annotation, and the sender's node sees only some of
+    ///   these packets.
+    pub const fn is_told(self) -> bool {
+        matches!(
+            self,
+            Self::SpoofedMac
+                | Self::SpoofedSource
+                | Self::SpoofedArp
+                | Self::OutsideVpc
+                | Self::Truncated
+                | Self::NoBouncer
+                | Self::NoDivider
+                | Self::VlanTagged
+                | Self::HostForbidden
+                | Self::GeneveForbidden
+                | Self::TooBig
+                | Self::RouterForbidden
+                | Self::ServiceUnreadable
+                | Self::NoBackend
+                | Self::ServiceCollision
+                | Self::ServicePortFixed
+                | Self::TunnelSegments
+                | Self::ChecksumMisplaced
+        )
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::{COUNTERS_CAPACITY, Counter};
@@ -269,6 +317,48 @@ mod tests {
         for counter in Counter::ALL {
             assert_eq!(counter.is_drop(), !counter.remedy().is_empty(), "{counter:?}");
             assert!(counter.meaning().starts_with(' '), "{counter:?}");
+        }
+    }
+
+    #[test]
+    fn a_number_leads_to_its_counter() {
+        for counter in Counter::ALL {
+            assert_eq!(Counter::of(*counter as u32), Some(*counter));
+        }
+        assert_eq!(Counter::of(COUNTERS_CAPACITY), None);
+    }
+
+    #[test]
+    fn only_drops_are_told_and_no_noise() {
+        for counter in Counter::ALL.iter().filter(|counter| counter.is_told()) {
+            assert!(counter.is_drop(), "{counter:?}");
+            let words = [counter.reason(), counter.remedy()];
+            assert!(words.iter().all(|words| !words.contains("noise")), "{counter:?}");
+        }
+        assert!(Counter::OutsideVpc.is_told() && Counter::HostForbidden.is_told());
+        let untold = [
+            Counter::Ipv6Discovery,
+            Counter::ArpIgnored,
+            Counter::NotUnicast,
+            Counter::RateExceeded,
+            Counter::PolicyIngress,
+            Counter::UnknownDroplet,
+        ];
+        assert!(untold.iter().all(|counter| !counter.is_told()));
+    }
+
+    #[test]
+    fn a_reason_fits_into_a_sentence() {
+        assert_eq!(
+            Counter::OutsideVpc.reason(),
+            "destination outside the VPC, which has no way out"
+        );
+        for counter in Counter::ALL.iter().filter(|counter| counter.is_drop()) {
+            let reason = counter.reason();
+            assert!(
+                !reason.starts_with([' ', 'D']) && !reason.ends_with('.'),
+                "{reason}"
+            );
         }
     }
 }
