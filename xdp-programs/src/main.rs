@@ -4,7 +4,7 @@
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Only
 //! user space writes tables. Programs write only counters, misses, the `used` mark, path MTUs that routers report,
 //! clients' connections to services and their fragments, flows that policy let in, what policy denied, what meters
-//! let through, the times of probed droplets' answers, and traces.
+//! let through, the times of probed droplets' answers, drops of pods' packets, and traces.
 //!
 //! The verifier follows each way to a function anew, except to a *global function* (kernel documentation, "BPF Type
 //! Format": `BTF_FUNC_GLOBAL`), which it checks once, for any arguments of the types that it declares. So what much is
@@ -29,6 +29,7 @@ mod count;
 mod deliver;
 mod denials;
 mod divide;
+mod drops;
 mod encapsulate;
 mod fragments;
 mod frame;

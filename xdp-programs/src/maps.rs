@@ -40,10 +40,10 @@ use thuban_common::{
     },
     skb::SkbLayout,
     tables::{
-        Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletAddress, DropletEntry,
-        ENDPOINTS_CAPACITY, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MISSES_CAPACITY, Members,
-        MissEntry, NO_DROPLET, OnLinkEntry, PathMtuEntry, ProbeEntry, SOURCE_FRONT_BITS, SourceEntry,
-        SourceKey, SubnetEntry, SubnetKey, VpcEntry,
+        Address, AnnouncedEntry, AttachmentEntry, ConfigEntry, DROPS_CAPACITY, DropKey, DropletAddress,
+        DropletEntry, ENDPOINTS_CAPACITY, EndpointEntry, EndpointKey, LoadKey, LocalEntry, MISSES_CAPACITY,
+        Members, MissEntry, NO_DROPLET, OnLinkEntry, PathMtuEntry, ProbeEntry, SOURCE_FRONT_BITS,
+        SourceEntry, SourceKey, SubnetEntry, SubnetKey, VpcEntry,
     },
 };
 
@@ -139,6 +139,8 @@ pub static GATES: Array<GatesEntry> = Array::with_max_entries(1 + GATES_OF_INTER
 pub static PATH_MTU_LEARNT: Array<u32> = Array::with_max_entries(1, 0);
 #[map]
 static ON_LINK: Array<OnLinkEntry> = Array::with_max_entries(1, 0);
+#[map]
+pub static DROPS: LruHashMap<DropKey, u64> = LruHashMap::with_max_entries(DROPS_CAPACITY, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 

@@ -17,7 +17,7 @@ use thuban_common::{
 
 use crate::{
     count::count,
-    denials,
+    denials, drops,
     frame::{Frame, Outcome, Verdict},
     inner,
     maps::{self, TRACE, TRACED},
@@ -88,12 +88,15 @@ impl Observed {
     }
 }
 
-/// Counts the outcome; an error is a drop.
+/// Counts the outcome; an error is a drop, which an agent counts for its pod too.
 #[inline(always)]
 pub fn record_outcome<F: Frame>(point: TracePoint, observed: &Observed, outcome: Outcome) -> Verdict {
     let (verdict, counter) = match outcome {
         Ok((verdict, counter)) => (verdict, counter),
-        Err(reason) => (F::DROP, Some(reason)),
+        Err(reason) => {
+            drops::note(point, observed.interface, reason);
+            (F::DROP, Some(reason))
+        }
     };
     if let Some(counter) = counter {
         count(counter);

@@ -8,6 +8,7 @@ mod connections;
 mod denials;
 mod differential;
 mod discovery;
+mod drops;
 mod ecn;
 mod egress;
 mod fixture;

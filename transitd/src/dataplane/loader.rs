@@ -22,7 +22,7 @@ use super::tables::TableError;
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 39] = [
+pub const PINNED_MAPS: [&str; 40] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
@@ -35,6 +35,7 @@ pub const PINNED_MAPS: [&str; 39] = [
     "MISSES",
     "DIRECT_WANTED",
     "COUNTERS",
+    "DROPS",
     "PATH_MTUS",
     "PATH_MTU_LEARNT",
     "ANNOUNCED",

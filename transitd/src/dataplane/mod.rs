@@ -7,6 +7,7 @@ pub mod connections;
 pub mod contract;
 pub mod counters;
 pub mod denials;
+pub mod drops;
 mod endpoints;
 pub mod events;
 pub mod filter;

@@ -418,6 +418,20 @@ pub struct TraceRecord {
     pub set: u32,
 }
 
+/// Key of DROPS, LRU: the packets that the agent of an interface dropped for a reason. The value is their number; some
+/// are not counted where several CPUs drop at once.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct DropKey {
+    /// The host's end of the pod's veth.
+    pub interface: u32,
+    /// The number of the [`crate::counters::Counter`].
+    pub reason: u32,
+}
+
+/// Entries of DROPS.
+pub const DROPS_CAPACITY: u32 = 8192;
+
 /// Program that a trace record comes from.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -539,14 +553,15 @@ const _: () = {
     assert!(size_of::<AnnouncedEntry>() == 16);
     assert!(size_of::<ProbeEntry>() == 24);
     assert!(size_of::<TraceRecord>() == 72);
+    assert!(size_of::<DropKey>() == 8);
 };
 
 #[cfg(feature = "user")]
 mod pod {
     use super::{
-        AnnouncedEntry, AttachmentEntry, ConfigEntry, DropletEntry, EndpointEntry, EndpointKey, LoadKey,
-        MissEntry, OnLinkEntry, PathMtuEntry, ProbeEntry, SourceEntry, SourceKey, SubnetEntry, SubnetKey,
-        TraceRecord, VpcEntry,
+        AnnouncedEntry, AttachmentEntry, ConfigEntry, DropKey, DropletEntry, EndpointEntry, EndpointKey,
+        LoadKey, MissEntry, OnLinkEntry, PathMtuEntry, ProbeEntry, SourceEntry, SourceKey, SubnetEntry,
+        SubnetKey, TraceRecord, VpcEntry,
     };
     macro_rules! pod {
         ($($t:ty),*) => {
@@ -557,6 +572,7 @@ mod pod {
     pod!(
         AttachmentEntry,
         ConfigEntry,
+        DropKey,
         DropletEntry,
         EndpointEntry,
         EndpointKey,
