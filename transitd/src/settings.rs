@@ -147,8 +147,8 @@ pub struct RunSettings {
     /// Time in seconds between two reports to the operator of how much this droplet's roles forward.
     #[arg(long, env = "THUBAN_LOAD_INTERVAL", default_value_t = 10)]
     pub load_interval: u64,
-    /// Time in seconds between two reports to the operator of what network policies deny, of those that are to be
-    /// reported, 1 to 3600.
+    /// Time in seconds between two reports to the operator of pods' dropped packets, and of what network policies deny,
+    /// of those that are to be reported, 1 to 3600.
     #[arg(
         long,
         env = "THUBAN_DENIAL_INTERVAL",

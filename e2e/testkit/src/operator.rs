@@ -135,9 +135,19 @@ impl Operator {
 
     /// Asks what these sets of network policy deny, each by its VNI and id.
     pub fn ask_for_denials(&self, sets: &[(u32, u32)]) {
+        self.ask(sets, false);
+    }
+
+    /// Asks which packets of pods are dropped.
+    pub fn ask_for_drops(&self) {
+        self.ask(&[], true);
+    }
+
+    fn ask(&self, sets: &[(u32, u32)], drops: bool) {
         let key = |(vni, id): &(u32, u32)| PolicyKey { vni: *vni, id: *id };
         let asked = ReportDenials {
             sets: sets.iter().map(key).collect(),
+            drops,
         };
         let shared = self.shared.lock().unwrap();
         let (sender, _) = shared.stream.as_ref().expect("no stream");

@@ -18,6 +18,7 @@ pub mod defaults;
 mod deletion;
 mod denial;
 mod droplet;
+mod dropped;
 mod endpoint;
 mod heartbeat_owners;
 mod kinds;

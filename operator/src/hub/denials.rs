@@ -1,8 +1,10 @@
-//! Asks droplets what the policies that are reported deny, and gathers what the droplets tell.
+//! Asks droplets what the policies that are reported deny, and which packets of pods they drop. Gathers what the
+//! droplets tell.
 //!
-//! Invariant: a droplet is asked only of sets that it judges by, and heard only of sets that it was asked of. What a
-//! droplet reports costs the others a bounded time, however much it is.
+//! Invariant: a droplet is asked only of sets that it judges by, and heard only of sets that it was asked of, and of
+//! pods that live on it. What a droplet reports costs the others a bounded time, however much it is.
 
+mod drops;
 mod report;
 
 use std::collections::{BTreeMap, HashMap};
@@ -10,22 +12,24 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thuban_api::identifiers::Vni;
-use thuban_proto::MAX_DENIALS;
 use thuban_proto::transit::{Denials as Report, OperatorMessage, PolicyKey, ReportDenials, operator_message};
+use thuban_proto::{MAX_DENIALS, MAX_DROPS};
 use thuban_rows::PolicyId;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::sleep;
 
 use super::{Hub, State};
 use crate::model::denial_reports::{DenialReports, Gathered, ReportedSet};
+use crate::model::drop_reports::DropReports;
 use crate::model::world::World;
 use crate::rate_limit::RateLimit;
 use report::Verdicts;
 
-/// How often the hub looks which sets droplets are to be asked of, and what can be written, while a policy is reported.
+/// How often the hub looks what droplets are to be asked, and what can be written.
 const LOOK: Duration = Duration::from_secs(10);
 /// How many entries a second a droplet may report for long: a full report in half of the minute between two of them.
 const DENIALS_A_SECOND: u32 = MAX_DENIALS as u32 / 30;
+const DROPS_A_SECOND: u32 = MAX_DROPS as u32 / 30;
 
 /// The sets of a VPC of which its droplets are asked. Droplets that were asked of the same share it.
 #[derive(Debug, PartialEq, Eq)]
@@ -36,17 +40,22 @@ struct VpcSets {
 
 #[derive(Debug)]
 struct Asked {
-    /// What the droplet was asked on its present stream, by VPC.
+    /// Whether the droplet was asked on its present stream. Each question is of drops, too.
+    is_asked: bool,
+    /// The sets that it was asked of, by VPC.
     vpcs: Vec<Arc<VpcSets>>,
     /// How many entries of its reports count. A new stream gets no more.
     limit: RateLimit,
+    drop_limit: RateLimit,
 }
 
 impl Default for Asked {
     fn default() -> Self {
         Self {
+            is_asked: false,
             vpcs: Vec::new(),
             limit: RateLimit::new(DENIALS_A_SECOND, MAX_DENIALS as u32),
+            drop_limit: RateLimit::new(DROPS_A_SECOND, MAX_DROPS as u32),
         }
     }
 }
@@ -57,6 +66,12 @@ impl Asked {
         let mut pairs = self.vpcs.iter().zip(vpcs);
         self.vpcs.len() == vpcs.len() && pairs.all(|(own, other)| Arc::ptr_eq(own, other))
     }
+
+    /// Notes that the stream has ended.
+    fn forget(&mut self) {
+        self.is_asked = false;
+        self.vpcs.clear();
+    }
 }
 
 #[derive(Debug, Default)]
@@ -65,17 +80,14 @@ pub(super) struct Denials {
     /// The sets of which droplets are to be asked, by VPC. While those of a VPC are the same, so is what is shared.
     vpcs: BTreeMap<Arc<str>, Arc<VpcSets>>,
     asked: HashMap<String, Asked>,
+    drops: DropReports,
 }
 
 impl Denials {
-    fn is_idle(&self) -> bool {
-        self.reports.is_empty() && self.asked.values().all(|asked| asked.vpcs.is_empty())
-    }
-
     /// Notes that a droplet begins a stream.
     pub fn forget(&mut self, droplet: &str) {
         if let Some(asked) = self.asked.get_mut(droplet) {
-            asked.vpcs.clear();
+            asked.forget();
         }
     }
 
@@ -103,7 +115,8 @@ impl Denials {
         }
     }
 
-    /// Returns the droplets that are to be asked of other sets than before, and notes that they are.
+    /// Returns the droplets that are to be asked for the first time, or of other sets than before, and notes that they
+    /// are.
     fn ask(&mut self, state: &State) -> Vec<Question> {
         let mut wanted: BTreeMap<&str, Vec<&Arc<VpcSets>>> = BTreeMap::new();
         for (vpc, sets) in &self.vpcs {
@@ -112,19 +125,21 @@ impl Denials {
             }
         }
         self.asked.retain(|droplet, _| state.world.is_droplet(droplet));
-        for droplet in wanted.keys() {
-            if !self.asked.contains_key(*droplet) {
-                self.asked.insert((*droplet).to_owned(), Asked::default());
+        let connected = state.senders.keys();
+        for droplet in connected.filter(|droplet| state.world.is_droplet(droplet)) {
+            if !self.asked.contains_key(droplet) {
+                self.asked.insert(droplet.clone(), Asked::default());
             }
         }
         let mut questions = Vec::new();
         for (droplet, asked) in &mut self.asked {
             let vpcs = wanted.get(droplet.as_str()).map_or(&[][..], Vec::as_slice);
             let Some(sender) = state.senders.get(droplet) else {
-                asked.vpcs.clear();
+                asked.forget();
                 continue;
             };
-            if !asked.is_of(vpcs) {
+            if !asked.is_asked || !asked.is_of(vpcs) {
+                asked.is_asked = true;
                 asked.vpcs = vpcs.iter().copied().map(Arc::clone).collect();
                 questions.push(Question {
                     sender: sender.clone(),
@@ -148,7 +163,10 @@ impl Question {
             let vni = vpc.vni.get();
             vpc.sets.keys().map(move |id| PolicyKey { vni, id: id.get() })
         });
-        let asked = ReportDenials { sets: sets.collect() };
+        let asked = ReportDenials {
+            sets: sets.collect(),
+            drops: true,
+        };
         let message = Some(operator_message::Message::ReportDenials(asked));
         let _ = self.sender.send(OperatorMessage { message });
     }
@@ -162,17 +180,12 @@ impl Hub {
     /// Asks droplets for as long as the process leads.
     pub async fn ask_for_denials(&self) {
         loop {
-            let news = self.denial_news.notified();
-            let is_idle = self.denials().is_idle();
-            if is_idle {
-                news.await;
-            }
             self.look_at_denials();
             sleep(LOOK).await;
         }
     }
 
-    /// Asks droplets of other sets than before, and triggers policies of which something new can be written.
+    /// Asks droplets what they were not asked yet, and triggers policies of which something new can be written.
     pub(super) fn look_at_denials(&self) {
         let (questions, due) = {
             let state = &*self.lock();
@@ -199,9 +212,6 @@ impl Hub {
         for name in &changed {
             self.wake_policy(name);
         }
-        if !changed.is_empty() {
-            self.denial_news.notify_one();
-        }
     }
 
     /// Whether packets that the policy denies are reported: it has been set so, and its namespace has not too many.
@@ -212,15 +222,15 @@ impl Hub {
     /// Gathers what a droplet reports. A droplet that reports more than transitd does, or more often, loses what is too
     /// much.
     pub fn note_denials(&self, droplet: &str, report: &Report) {
+        self.note_drops(droplet, &report.drops);
         let (vpcs, count) = {
             let denials = self.denials();
             let Some(asked) = denials.asked.get(droplet) else {
                 return;
             };
-            let wanted = u32::try_from(report.denials.len()).unwrap_or(u32::MAX);
-            (asked.vpcs.clone(), asked.limit.take_up_to(wanted))
+            (asked.vpcs.clone(), take(&asked.limit, report.denials.len()))
         };
-        let verdicts = Verdicts::read(&vpcs, &report.denials[..count as usize]);
+        let verdicts = Verdicts::read(&vpcs, &report.denials[..count]);
         if verdicts.is_empty() {
             return;
         }
@@ -245,4 +255,9 @@ impl Hub {
     pub fn give_denied_back(&self, policy: &str, gathered: Gathered) {
         self.denials().reports.give_back(policy, gathered);
     }
+}
+
+/// Takes so many entries, or as many of them as count now. Returns how many.
+fn take(limit: &RateLimit, wanted: usize) -> usize {
+    limit.take_up_to(u32::try_from(wanted).unwrap_or(u32::MAX)) as usize
 }

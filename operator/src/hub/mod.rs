@@ -150,8 +150,8 @@ pub enum Health {
 
 pub struct Hub {
     state: Mutex<State>,
-    /// What policies deny has a lock of its own, because a droplet may report much. Nobody who holds it takes that of
-    /// the state.
+    /// What policies deny and agents drop has a lock of its own, because a droplet may report much. Nobody who holds it
+    /// takes that of the state.
     denials: Mutex<Denials>,
     started: Instant,
     epoch: u64,
@@ -161,8 +161,6 @@ pub struct Hub {
     without_room: Notify,
     /// The signal that policies must be applied, or that their steps may go on.
     policy_news: Notify,
-    /// The signal that a policy's denied packets are to be reported, or no more.
-    denial_news: Notify,
     pub triggers: Triggers,
 }
 
@@ -198,7 +196,6 @@ impl Hub {
             nodes: RwLock::default(),
             without_room: Notify::new(),
             policy_news: Notify::new(),
-            denial_news: Notify::new(),
             triggers,
         }
     }

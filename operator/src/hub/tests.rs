@@ -1,6 +1,7 @@
 //! Tests with droplets that are played by their streams: what they are sent, and what their answers cause.
 
 mod denials;
+mod drops;
 mod full;
 mod judging;
 mod policy;

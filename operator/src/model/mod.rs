@@ -8,6 +8,7 @@ pub mod backends;
 pub mod bandwidth;
 pub mod cached;
 pub mod denial_reports;
+pub mod drop_reports;
 pub mod droplet;
 pub mod endpoint;
 pub mod full_tables;

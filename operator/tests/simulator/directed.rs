@@ -9,6 +9,7 @@ mod late;
 
 mod bandwidth;
 mod denied;
+mod dropped;
 mod forged;
 mod full;
 mod heartbeats;

@@ -38,7 +38,8 @@ pub trait Peer: Send + Sync + 'static {
     /// Does the work that programs left. May block. Returns nacks for rows that could not be applied.
     fn finish(&self, changes: Changes) -> Vec<Nack>;
 
-    /// Takes note of the sets of which the operator wants to know what they deny.
+    /// Takes note of the sets of which the operator wants to know what they deny, and whether it wants to know of pods'
+    /// dropped packets.
     fn report_denials(&self, _asked: ReportDenials) {}
 
     /// Whether something that a program removed still leads packets somewhere. It ends by itself. May block.
@@ -102,7 +103,7 @@ impl Peer for Node {
     fn close(&self) {
         let mut state = self.state();
         (state.outbox, state.stream) = (None, None);
-        state.reported_sets = None;
+        (state.reported_sets, state.reports_drops) = (None, false);
     }
 
     fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
@@ -156,7 +157,10 @@ impl Peer for Node {
 
     fn report_denials(&self, asked: ReportDenials) {
         let sets = asked.sets.iter().map(|key| of_vpc(key.vni, key.id)).collect();
-        self.state().reported_sets = Some(sets);
+        {
+            let mut state = self.state();
+            (state.reported_sets, state.reports_drops) = (Some(sets), asked.drops);
+        }
         self.asked.notify_one();
     }
 

@@ -64,6 +64,8 @@ pub struct State {
     /// The sets of network policy (`common::policy::of_vpc`) of which the operator wants to know what they deny; none:
     /// it has not asked on this stream.
     pub reported_sets: Option<HashSet<u64>>,
+    /// Whether the operator wants to know of pods' dropped packets.
+    pub reports_drops: bool,
     /// When the operator was last heard, by this boot's clock, with everything that it had said by then in the rules.
     pub heard: Option<u64>,
     /// Whether the first snapshot since this start is applied.
@@ -130,6 +132,7 @@ impl State {
             stream: None,
             streams: 0,
             reported_sets: None,
+            reports_drops: false,
             heard: None,
             synced: false,
             visible_before: HashMap::new(),

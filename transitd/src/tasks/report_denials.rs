@@ -1,6 +1,9 @@
-//! Reports to the operator what network policies deny, of the sets that it has asked about.
+//! Reports to the operator what network policies deny, of the sets that it has asked about, and which packets of pods
+//! their agents dropped, if it has asked about that.
 //!
 //! Observes only: the programs count. While the operator asks about nothing, nothing is read and nothing is sent.
+
+mod drops;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,8 +16,10 @@ use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
 use crate::boot;
-use crate::dataplane::denials;
+use crate::dataplane::tables::TableError;
+use crate::dataplane::{denials, drops as drop_counts};
 use crate::node::Node;
+use crate::state::State;
 use crate::words::ports;
 
 /// The counts that the operator knows, or that are of before it asked; none: it has not asked.
@@ -68,46 +73,77 @@ impl Meter {
     }
 }
 
+/// What the operator knows, by kind of report.
+#[derive(Debug, Default)]
+struct Meters {
+    denials: Meter,
+    drops: drops::Meter,
+}
+
+impl Meters {
+    /// Whether the operator asks about something that was not looked at yet.
+    fn lack_a_look(&self, state: &State) -> bool {
+        let asks_of_sets = state.reported_sets.as_ref().is_some_and(|sets| !sets.is_empty());
+        asks_of_sets && !self.denials.has_looked() || state.reports_drops && !self.drops.has_looked()
+    }
+}
+
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
     let mut interval = tokio::time::interval(Duration::from_secs(node.settings.denial_interval));
     interval.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut meter = Meter::default();
+    let mut meters = Meters::default();
     loop {
         tokio::select! {
-            _ = interval.tick() => report(&node, &mut meter),
-            () = node.asked.notified() => if !meter.has_looked() {
-                // What was denied before isn't told.
-                interval.reset();
-                report(&node, &mut meter);
-            },
+            _ = interval.tick() => report(&node, &mut meters),
+            () = node.asked.notified() => {
+                // What was denied or dropped before isn't told.
+                let is_new = meters.lack_a_look(&node.state());
+                if is_new {
+                    interval.reset();
+                    report(&node, &mut meters);
+                }
+            }
         }
     }
 }
 
-/// Reports what was denied since the last look, if the operator asks. Without a stream it waits.
-fn report(node: &Node, meter: &mut Meter) {
+/// Reports what was denied and dropped since the last look, if the operator asks. Without a stream it waits.
+fn report(node: &Node, meters: &mut Meters) {
     let state = node.state();
     let Some(asked) = &state.reported_sets else {
         return;
     };
+    let maps = node.settings.pins.maps();
+    let mut report = Denials::default();
     if asked.is_empty() {
-        *meter = Meter::default();
-        return;
+        meters.denials = Meter::default();
+    } else if let Some(records) = as_read(denials::read(&maps)) {
+        report.denials = meters.denials.look(&records, asked, boot::monotonic());
     }
-    let records = match denials::read(&node.settings.pins.maps()) {
-        Ok(records) => records,
+    if state.reports_drops {
+        if let Some(counts) = as_read(drop_counts::read(&maps)) {
+            report.drops = meters.drops.look(counts, state.attachments.values());
+        }
+    } else {
+        meters.drops = drops::Meter::default();
+    }
+    if !report.denials.is_empty() || !report.drops.is_empty() {
+        state.send(Message::Denials(report));
+    }
+}
+
+/// Returns what was read. An error is logged.
+fn as_read<T>(result: Result<T, TableError>) -> Option<T> {
+    match result {
+        Ok(read) => Some(read),
         Err(error) => {
             warn!(
                 error = &error as &dyn std::error::Error,
-                "what network policies deny could not be read"
+                "what was denied or dropped could not be read"
             );
-            return;
+            None
         }
-    };
-    let denials = meter.look(&records, asked, boot::monotonic());
-    if !denials.is_empty() {
-        state.send(Message::Denials(Denials { denials }));
     }
 }
 

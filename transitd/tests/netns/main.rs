@@ -14,6 +14,7 @@ mod churn;
 mod clock;
 mod denials;
 mod dns;
+mod drops;
 mod dual_stack;
 mod egress;
 mod endpoints;

@@ -4,6 +4,7 @@ mod admission;
 mod connectivity;
 mod crd_validation;
 mod dns;
+mod drops;
 mod dual_stack;
 mod egress;
 mod endpoint_moves;

@@ -66,7 +66,13 @@ impl Events {
     }
 
     pub fn event_about(&self, object: ObjectReference, is_warning: bool, reason: &str, note: &str) {
-        self.tell(object, None, is_warning, reason, note);
+        self.tell(object, None, (is_warning, ACTION), reason, note);
+    }
+
+    /// Writes a warning about an action. Warnings that differ in it are told apart, and others of the same reason are
+    /// counted.
+    pub fn warn_of<K: Resource<DynamicType = ()>>(&self, object: &K, action: &str, reason: &str, note: &str) {
+        self.tell(object.object_ref(&()), None, (true, action), reason, note);
     }
 
     /// Writes an event in which a droplet or a role takes part: events that differ in it are told apart.
@@ -77,7 +83,13 @@ impl Events {
         reason: &str,
         note: &str,
     ) {
-        self.tell(object.object_ref(&()), Some(related), false, reason, note);
+        self.tell(
+            object.object_ref(&()),
+            Some(related),
+            (false, ACTION),
+            reason,
+            note,
+        );
     }
 
     /// Writes a warning that no other operator and no later leader repeats while the API server remembers it: its name
@@ -121,7 +133,7 @@ impl Events {
         &self,
         object: ObjectReference,
         secondary: Option<ObjectReference>,
-        is_warning: bool,
+        (is_warning, action): (bool, &str),
         reason: &str,
         note: &str,
     ) {
@@ -133,7 +145,7 @@ impl Events {
             },
             reason: reason.to_owned(),
             note: Some(note.chars().take(MAX_NOTE).collect()),
-            action: ACTION.to_owned(),
+            action: action.to_owned(),
             secondary,
         };
         if self.queue.try_send(Told { event, object }).is_err() {

@@ -19,9 +19,9 @@ use crate::model::denial_reports::{Gathered, ReportedSet, keep_latest, note_peer
 use crate::model::rows;
 use crate::model::world::World;
 
-/// The most packets that one report adds to the count of a policy: 300 million a second in an hour, the longest time
-/// between two reports.
-const MAX_PACKETS: u64 = 1 << 40;
+/// The most packets that one report adds to the count of a policy, or of a reason at a pod: 300 million a second in an
+/// hour, the longest time between two reports.
+pub(super) const MAX_PACKETS: u64 = 1 << 40;
 /// The longest time that a packet is old: a year.
 const MAX_AGE: Duration = Duration::from_hours(365 * 24);
 

@@ -17,11 +17,12 @@ const WEB: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 3);
 /// An address that an endpoint of another VPC has.
 const OTHERS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
 
-/// Returns the questions to a droplet since the last call.
+/// Returns the sets in the questions to a droplet since the last call. Each question is of drops, too.
 fn questions(droplet: &mut Droplet) -> Vec<Vec<PolicyKey>> {
     let mut questions = Vec::new();
     while let Ok(message) = droplet.stream.try_recv() {
         if let Some(operator_message::Message::ReportDenials(asked)) = message.message {
+            assert!(asked.drops);
             questions.push(asked.sets);
         }
     }
@@ -63,6 +64,13 @@ fn set_blue(hub: &Hub) {
     });
 }
 
+fn report(denials: Vec<Denial>) -> Denials {
+    Denials {
+        denials,
+        ..Denials::default()
+    }
+}
+
 fn denial(key: PolicyKey, source: Ipv4Addr) -> Denial {
     Denial {
         vni: key.vni,
@@ -83,6 +91,12 @@ async fn droplets_are_asked_while_a_policy_is_reported() {
     set(&hub);
     ack_all(&hub, &mut droplets);
     let none = || [const { Vec::<usize>::new() }; 3];
+    let drops_alone = [vec![0], vec![0], vec![0]];
+    assert_eq!(
+        asked(&hub, &mut droplets),
+        drops_alone,
+        "every droplet is asked of drops"
+    );
     assert_eq!(asked(&hub, &mut droplets), none());
     hub.set_reported(POLICY, true);
     assert_eq!(asked(&hub, &mut droplets), [vec![1], vec![], vec![1]]);
@@ -142,7 +156,7 @@ async fn a_droplet_is_heard_of_what_it_was_asked() {
     assert!(!questions(droplets.get_mut("b").unwrap()).is_empty());
     let key = questions(droplets.get_mut("a").unwrap()).remove(0).remove(0);
     let take = || hub.take_denied(POLICY, || true);
-    let say = |droplet: &str, denials: Vec<Denial>| hub.note_denials(droplet, &Denials { denials });
+    let say = |droplet: &str, denials: Vec<Denial>| hub.note_denials(droplet, &report(denials));
 
     say("b", vec![denial(key, WEB)]);
     let unknown = PolicyKey {
@@ -195,7 +209,7 @@ async fn a_droplet_that_reports_too_much_loses_the_rest() {
     let key = ask_of(&hub, &mut droplets);
     let say = |count| {
         let denials = vec![denial(key, WEB); count];
-        hub.note_denials("a", &Denials { denials });
+        hub.note_denials("a", &report(denials));
     };
     let told = async || {
         tokio::time::advance(Duration::from_mins(1)).await;
@@ -251,7 +265,7 @@ async fn a_false_report_is_bounded_in_its_numbers() {
         ..honest.clone()
     };
     let denials = vec![far.clone(), unknown, old, honest, far];
-    hub.note_denials("a", &Denials { denials });
+    hub.note_denials("a", &report(denials));
     let Gathered { packets, last_peers } = hub.take_denied(POLICY, || true).unwrap();
     assert_eq!(packets, 1 << 40);
     let ports: Vec<_> = last_peers.iter().map(|peer| peer.port).collect();
@@ -277,7 +291,7 @@ async fn each_policy_has_the_last_peers_of_a_long_report() {
         ..denial(key, Ipv4Addr::from(0xc000_0200 + number % 100))
     };
     let denials = (0..1000).map(of).collect();
-    hub.note_denials("a", &Denials { denials });
+    hub.note_denials("a", &report(denials));
     for policy in [POLICY, "red/more"] {
         let Gathered { packets, last_peers } = hub.take_denied(policy, || true).unwrap();
         assert_eq!(packets, 3000);

@@ -486,9 +486,21 @@ impl World {
 
     /// Returns the pod that has an address in a VPC, as namespace/name.
     pub fn pod_at(&self, vni: Vni, address: IpAddr) -> Option<String> {
-        let endpoint = self.endpoints.get(self.holder(vni, address)?)?;
-        let pod = Some(&endpoint.pod).filter(|pod| !endpoint.is_host && !pod.name.is_empty())?;
+        let pod = &self.pod_endpoint(vni, address)?.pod;
         Some(format!("{}/{}", pod.namespace, pod.name))
+    }
+
+    /// Returns namespace and name of the pod that has an address in a VPC, if its Endpoint lives on the droplet.
+    pub fn pod_on(&self, droplet: &str, vni: Vni, address: IpAddr) -> Option<(String, String)> {
+        let endpoint = self.pod_endpoint(vni, address)?;
+        let pod = Some(&endpoint.pod).filter(|_| endpoint.droplet == droplet)?;
+        Some((pod.namespace.clone(), pod.name.clone()))
+    }
+
+    fn pod_endpoint(&self, vni: Vni, address: IpAddr) -> Option<&Endpoint> {
+        let endpoint = self.endpoints.get(self.holder(vni, address)?)?;
+        let is_pods = !endpoint.is_host && !endpoint.pod.name.is_empty();
+        is_pods.then_some(endpoint)
     }
 
     /// Returns the endpoints of a VPC that are not ready yet.

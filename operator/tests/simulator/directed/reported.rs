@@ -84,9 +84,12 @@ fn report(simulation: &Simulation, from: &str, packets: u64, rank: u32) {
             port: 80,
             age_ms: 2000,
         };
-        let denials = vec![denial];
+        let denials = Denials {
+            denials: vec![denial],
+            ..Denials::default()
+        };
         let stream = droplet.stream.as_ref().expect("a stream");
-        let _ = stream.outbox.send(Report::Denials(Denials { denials }));
+        let _ = stream.outbox.send(Report::Denials(denials));
     });
 }
 
