@@ -36,11 +36,12 @@ fn an_agent_counts_drops_by_interface_and_reason() -> Result<()> {
         world.run(tenant, hook, &outside)?;
     }
     world.run(tenant, Hook::Tc, &spoofed)?;
-    let expected = [
+    let expected = BTreeMap::from([
         (of_tenant(&world, Counter::OutsideVpc), 2),
         (of_tenant(&world, Counter::SpoofedMac), 1),
-    ];
-    ensure!(drops(&world)? == expected.into(), "{:?}", drops(&world)?);
+    ]);
+    let counted = drops(&world)?;
+    ensure!(counted == expected, "{counted:?}");
     let stolen = Packet::udp(TENANT.mac(), TENANT.address, ip(8, 8, 8, 8)).bytes();
     world.run(Role::Agent(GUEST.index), Hook::Tc, &stolen)?;
     ensure!(drops(&world)?.len() == 3, "another interface");
@@ -58,8 +59,10 @@ fn what_passes_and_what_transit_drops_is_nobodys_drop() -> Result<()> {
         world.run(Role::Agent(TENANT.index), hook, &direct)?;
         world.run(Role::Agent(TENANT.index), hook, &local)?;
         let outcome = world.run(Role::Transit, hook, &wrapped)?;
-        ensure!(outcome.counted == [(Counter::NoEndpoint.name(), 1)].into());
+        let is_dropped = outcome.counted.contains_key(Counter::NoEndpoint.name());
+        ensure!(is_dropped, "{:?}", outcome.counted);
     }
-    ensure!(drops(&world)?.is_empty(), "{:?}", drops(&world)?);
+    let counted = drops(&world)?;
+    ensure!(counted.is_empty(), "{counted:?}");
     Ok(())
 }
