@@ -20,7 +20,7 @@ use thuban_api::ip_lease::{IpLease, LeaseState};
 use thuban_api::ip_pool::IpPool;
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_authority::{Authority, Names};
-use thuban_telemetry::process;
+use thuban_telemetry::{control, process};
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
 use tracing::{info, warn};
 
@@ -54,11 +54,16 @@ struct Settings {
     /// Ranges of nodes and of the network between them, separated by commas. IpPools may not touch them.
     #[arg(long, env = "THUBAN_UNDERLAY_CIDRS", value_delimiter = ',')]
     underlay_cidrs: Vec<Cidr>,
+    #[command(subcommand)]
+    command: Option<control::Command>,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let settings = Settings::parse();
+    if let Some(command) = &settings.command {
+        return Ok(command.run()?);
+    }
     process::begin("info,kube_runtime=warn");
     if rustls::crypto::ring::default_provider()
         .install_default()
@@ -66,6 +71,7 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
+    tokio::spawn(control::serve());
     process::until_signalled(Box::pin(run(settings))).await
 }
 

@@ -26,7 +26,7 @@ use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
 use thuban_api::routes::TLS_NAME;
 use thuban_api::{DnsZone, IpPool, Vip, VipProfile, system_namespace};
 use thuban_authority::{Authority, Names};
-use thuban_telemetry::process;
+use thuban_telemetry::{control, process};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
 use tracing::warn;
@@ -67,11 +67,16 @@ struct Settings {
     /// Whether Services of type LoadBalancer without a class get addresses, too.
     #[arg(long, env = "THUBAN_DEFAULT_LOAD_BALANCER")]
     default_load_balancer: bool,
+    #[command(subcommand)]
+    command: Option<control::Command>,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let settings = Settings::parse();
+    if let Some(command) = &settings.command {
+        return Ok(command.run()?);
+    }
     process::begin("info,kube_runtime=warn");
     if rustls::crypto::ring::default_provider()
         .install_default()
@@ -79,6 +84,7 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
+    tokio::spawn(control::serve());
     process::until_signalled(Box::pin(run(settings))).await
 }
 

@@ -20,6 +20,7 @@ use thuban_operator::metrics::serve as metrics;
 use thuban_operator::stream::door::{Door, Limits};
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_proto::OPERATOR_TLS_NAME;
+use thuban_telemetry::control;
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -92,11 +93,16 @@ struct Settings {
     /// cluster DNS.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
     cluster_dns: Option<ClusterDns>,
+    #[command(subcommand)]
+    command: Option<control::Command>,
 }
 
 #[tokio::main]
 async fn main() -> Result<()> {
     let settings = Settings::parse();
+    if let Some(command) = &settings.command {
+        return Ok(command.run()?);
+    }
     thuban_telemetry::process::begin("info,kube_runtime=warn");
     if rustls::crypto::ring::default_provider()
         .install_default()
@@ -104,6 +110,7 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
+    tokio::spawn(control::serve());
     match Box::pin(lead(&settings)).await? {
         Next::Stop => Ok(()),
         Next::Again => Err(start_again()),

@@ -15,7 +15,7 @@ use thuban_speaker::lbaasd::{self, Ask, Client, Place};
 use thuban_speaker::reconcile::Reconciler;
 use thuban_speaker::sequence::Sequence;
 use thuban_speaker::{metrics, transitd};
-use thuban_telemetry::process;
+use thuban_telemetry::{control, process};
 use tokio::sync::{mpsc, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
@@ -46,6 +46,8 @@ enum Command {
     },
     /// Tells gobgpd what to announce
     Run(Settings),
+    #[command(flatten)]
+    Control(control::Command),
 }
 
 #[derive(Debug, Args)]
@@ -89,8 +91,10 @@ async fn main() -> Result<()> {
             Gobgp::new(gobgpd_socket).asn().await?;
             return Ok(());
         }
+        Command::Control(command) => return Ok(command.run()?),
     };
     process::begin("info");
+    tokio::spawn(control::serve());
     let next_hops = next_hops(&settings.node_ips)?;
     if settings.metrics_port != 0 {
         let address = SocketAddr::new(next_hops.v4.into(), settings.metrics_port);

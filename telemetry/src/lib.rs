@@ -1,11 +1,13 @@
 //! Serves short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers. Ends a process that
-//! panics.
+//! panics. Takes commands of root at a Unix socket ([`control`]).
 //!
 //! Requests are untrusted: anybody who reaches the address may send one. A request is read within a limit of bytes and
 //! time, and few are served at once. Only the path counts, not even the method, and no request changes anything.
 
+pub mod control;
 mod format;
 mod json;
+mod levels;
 mod own;
 mod panics;
 pub mod process;

@@ -10,7 +10,7 @@ use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use crate::json::Lines;
-use crate::{Answer, Pages, abort_on_panic};
+use crate::{Answer, Pages, abort_on_panic, levels};
 
 /// Begins the log on standard output, see [`begin_on`].
 pub fn begin(levels: &str) {
@@ -18,21 +18,25 @@ pub fn begin(levels: &str) {
 }
 
 /// Begins the log, with the levels that `RUST_LOG` or else `levels` says. With `THUBAN_LOG_FORMAT=json` each line is a
-/// JSON object. From now on a panic ends the process.
+/// JSON object. [`control`](crate::control) changes the levels. From now on a panic ends the process.
 pub fn begin_on<W>(levels: &str, writer: W)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let filter = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
-    let filter = filter.and_then(|levels| EnvFilter::try_new(levels).ok());
-    let filter = filter.unwrap_or_else(|| EnvFilter::new(levels));
+    let asked = std::env::var("RUST_LOG").ok().filter(|levels| !levels.is_empty());
+    let asked = asked.filter(|levels| EnvFilter::try_new(levels).is_ok());
+    let levels = asked.as_deref().unwrap_or(levels);
     let log = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_env_filter(EnvFilter::new(levels))
         .with_writer(writer)
         .with_ansi(false);
     if std::env::var("THUBAN_LOG_FORMAT").is_ok_and(|format| format == "json") {
-        log.event_format(Lines).init();
+        let log = log.event_format(Lines).with_filter_reloading();
+        levels::keep(levels, log.reload_handle());
+        log.init();
     } else {
+        let log = log.with_filter_reloading();
+        levels::keep(levels, log.reload_handle());
         log.init();
     }
     abort_on_panic();

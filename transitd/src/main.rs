@@ -1,7 +1,7 @@
 //! transitd: the daemon that owns a droplet's veths, programs, tables and attachments.
 //!
-//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace` and `denials`
-//! only what it says.
+//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace`, `denials` and
+//! `log` only what it says.
 
 #[cfg(feature = "clock-steps")]
 mod clock_steps;
@@ -10,6 +10,7 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 use clap::{Parser, Subcommand};
+use thuban_telemetry::control;
 
 use transitd::dataplane::bpffs::PinSettings;
 use transitd::settings::RunSettings;
@@ -50,6 +51,8 @@ enum Command {
     Trace(Box<trace::TraceSettings>),
     /// Print which network policies denied which packets on this node.
     Denials(Box<denials::DenialsSettings>),
+    #[command(flatten)]
+    Control(control::Command),
 }
 
 fn main() -> anyhow::Result<()> {
@@ -79,6 +82,7 @@ fn main() -> anyhow::Result<()> {
             Ok(())
         }
         Command::Trace(settings) => Ok(runtime()?.block_on(trace::run(*settings))?),
+        Command::Control(command) => Ok(command.run()?),
         Command::Denials(settings) => Ok(runtime()?.block_on(denials::run(*settings))?),
         Command::Rows(pins) => {
             let tables =
@@ -113,5 +117,6 @@ fn run(settings: RunSettings) -> anyhow::Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()?;
+    runtime.spawn(control::serve());
     Ok(runtime.block_on(daemon::run(settings))?)
 }
