@@ -9,3 +9,4 @@ pub mod metrics;
 pub mod model;
 pub mod rate_limit;
 pub mod stream;
+pub mod traces;

@@ -110,6 +110,7 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
+    thuban_telemetry::traces::begin("thuban-operator", &settings.pod_name);
     tokio::spawn(control::serve());
     match Box::pin(lead(&settings)).await? {
         Next::Stop => Ok(()),

@@ -1,5 +1,5 @@
 //! Serves short texts by HTTP: metrics for Prometheus, probes for kubelet and load balancers. Ends a process that
-//! panics. Takes commands of root at a Unix socket ([`control`]).
+//! panics. Takes commands of root at a Unix socket ([`control`]). Sends traces of pods ([`traces`]).
 //!
 //! Requests are untrusted: anybody who reaches the address may send one. A request is read within a limit of bytes and
 //! time, and few are served at once. Only the path counts, not even the method, and no request changes anything.
@@ -11,6 +11,7 @@ mod levels;
 mod own;
 mod panics;
 pub mod process;
+pub mod traces;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;

@@ -4,6 +4,8 @@
 use std::fmt::Write;
 use std::fs;
 
+use crate::traces;
+
 /// Ticks a second in `/proc`, on every architecture (`USER_HZ`).
 const TICKS: f64 = 100.0;
 const END: &str = "# EOF\n";
@@ -58,6 +60,16 @@ pub fn with_own(page: &str) -> String {
             .zip(field(&stat, 22))
             .map(|(boot, ticks)| boot + ticks / TICKS),
     );
+    if let Some((sent, lost)) = traces::counts() {
+        let lost = ("lost", "Spans that the collector has not taken.", lost);
+        for (end, help, value) in [("sent", "Spans that the collector has taken.", sent), lost] {
+            let name = format!("thuban_trace_spans_{end}");
+            let _ = write!(
+                text,
+                "# HELP {name} {help}\n# TYPE {name} counter\n{name}_total {value}\n"
+            );
+        }
+    }
     text.push_str(END);
     text
 }

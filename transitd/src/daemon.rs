@@ -141,6 +141,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     if let Some(binary) = &settings.cni_binary {
         install::binary(binary, &settings.cni_bin_dir)?;
     }
+    thuban_telemetry::traces::begin("transitd", &settings.node_name);
     let (node, wanted, probes) = start(settings).await?;
     let locator = locator(&node.settings, kubernetes.as_ref());
     let epoch = Epoch::open(node.settings.state_dir.join("epoch"))?;

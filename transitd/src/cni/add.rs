@@ -7,6 +7,7 @@ use std::time::Duration;
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 use thuban_proto::cni::{AddRequest, Address, Attached, Route};
 use thuban_rows::LocalEndpoint;
+use thuban_telemetry::traces::Span;
 use tracing::info;
 
 use super::error::AttachmentError;
@@ -26,14 +27,20 @@ pub async fn run(node: &Arc<Node>, request: AddRequest) -> Result<Attached, Atta
     exists(node, &request.id)?;
     // Refuse a bad namespace before waiting.
     drop(namespace::open(request.netns.as_ref())?);
-    let endpoint = wait(node, &request).await?;
+    let span = Span::begin(&request.pod_uid, "wait for endpoint");
+    let endpoint = wait(node, &request).await;
+    span.end_with(&endpoint);
+    let endpoint = endpoint?;
+    let span = Span::begin(&request.pod_uid, "wire");
     let node = Arc::clone(node);
     let wiring = tokio::spawn(async move {
         let _lock = node.lock(&request.id).await;
         exists(&node, &request.id)?;
         wiring::setup(&node, request, endpoint).await
     });
-    let attachment = wiring.await.map_err(|_| AttachmentError::Interrupted)??;
+    let wired = wiring.await.map_err(|_| AttachmentError::Interrupted).flatten();
+    span.end_with(&wired);
+    let attachment = wired?;
     info!(
         container_id = attachment.id.container_id,
         pod = attachment.pod_name,

@@ -21,6 +21,7 @@ use thuban_proto::cni::{
     AddReply, AddRequest, CheckReply, CheckRequest, CniError, DelReply, DelRequest, GcReply, GcRequest,
     StatusReply, StatusRequest, add_reply,
 };
+use thuban_telemetry::traces::Span;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use tracing::{info, warn};
@@ -63,8 +64,12 @@ impl Cni for Service {
     async fn add(&self, request: Request<AddRequest>) -> Result<Response<AddReply>, Status> {
         let request = request.into_inner();
         let (container_id, pod) = (request.container_id.clone(), request.pod_name.clone());
+        let span = Span::begin(&request.pod_uid, "ADD")
+            .with("k8s.namespace.name", &request.pod_namespace)
+            .with("k8s.pod.name", &pod);
         let start = Instant::now();
         let result = add::run(&self.node, request).await;
+        span.end_with(&result);
         let code = result.as_ref().map_or_else(AttachmentError::code, |_| 0);
         metrics::answered("ADD", code, start.elapsed());
         let result = match result {

@@ -38,6 +38,11 @@ pub trait Peer: Send + Sync + 'static {
     /// Does the work that programs left. May block. Returns nacks for rows that could not be applied.
     fn finish(&self, changes: Changes) -> Vec<Nack>;
 
+    /// Whether a pod of this droplet has no network yet.
+    fn is_awaited(&self, _pod_uid: &str) -> bool {
+        false
+    }
+
     /// Takes note of the sets of which the operator wants to know what they deny, and whether it wants to know of pods'
     /// dropped packets.
     fn report_denials(&self, _asked: ReportDenials) {}
@@ -153,6 +158,12 @@ impl Peer for Node {
         self.state().services_rows = rows;
         metrics::refuses(&nacks);
         nacks
+    }
+
+    fn is_awaited(&self, pod_uid: &str) -> bool {
+        let state = self.state();
+        let mut attached = state.attachments.values();
+        attached.all(|attachment| attachment.pod_uid != pod_uid)
     }
 
     fn report_denials(&self, asked: ReportDenials) {

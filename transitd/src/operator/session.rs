@@ -8,6 +8,7 @@ use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_client::TransitClient;
 use thuban_proto::transit::{self as proto, DropletMessage, Hello, operator_message};
 use thuban_rows::Kinds;
+use thuban_telemetry::traces::{self, Span};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -76,24 +77,25 @@ fn hello(version: u32, highest_epoch: u64) -> Hello {
     }
 }
 
-/// The work that programs left, and the ack that waits for it.
+/// The work that programs left, the ack that waits for it, and the spans that end with the ack.
 #[derive(Debug)]
 struct Rest {
     work: Work,
     waker: mpsc::Sender<()>,
 }
 
-type Work = Arc<Mutex<Option<(proto::Ack, Changes)>>>;
+type Work = Arc<Mutex<Option<(proto::Ack, Changes, Vec<Span>)>>>;
 
 impl Rest {
-    fn add(&self, ack: proto::Ack, changes: Changes) -> Result<(), SessionError> {
+    fn add(&self, ack: proto::Ack, changes: Changes, spans: Vec<Span>) -> Result<(), SessionError> {
         let mut work = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         match &mut *work {
-            Some((waiting, earlier)) => {
+            Some((waiting, earlier, begun)) => {
                 *waiting = ack;
                 earlier.add(changes);
+                begun.extend(spans);
             }
-            None => *work = Some((ack, changes)),
+            None => *work = Some((ack, changes, spans)),
         }
         match self.waker.try_send(()) {
             // The channel is full: the task is woken already.
@@ -108,7 +110,7 @@ impl Rest {
 async fn finish(peer: &Arc<impl Peer>, work: &Work, mut woken: mpsc::Receiver<()>, sender: &Outbox) {
     while woken.recv().await.is_some() {
         let taken = work.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some((ack, changes)) = taken else {
+        let Some((ack, changes, spans)) = taken else {
             continue;
         };
         let mut nacks = Vec::new();
@@ -124,6 +126,7 @@ async fn finish(peer: &Arc<impl Peer>, work: &Work, mut woken: mpsc::Receiver<()
             sender,
             nacks.into_iter().map(Message::Nack).chain([Message::Ack(ack)]),
         );
+        spans.into_iter().for_each(Span::end);
     }
 }
 
@@ -198,14 +201,38 @@ async fn receive(
             deletes = program.deletes.len(),
             "program received"
         );
+        let spans = begin_spans(peer, &program);
         let applying = Arc::clone(peer);
         // Tasks of others go on meanwhile, among them the keepalive.
         let applied = tokio::task::spawn_blocking(move || applying.apply(program)).await;
         let (nacks, changes) = applied.map_err(|_| SessionError::Interrupted)?;
         send(sender, nacks.into_iter().map(Message::Nack));
-        rest.add(ack, changes)?;
+        rest.add(ack, changes, spans)?;
     }
     Ok(())
+}
+
+/// Begins a span for each row of a pod that waits for its network. A snapshot brings the rows of all pods again.
+fn begin_spans(peer: &Arc<impl Peer>, program: &proto::Program) -> Vec<Span> {
+    if program.snapshot || !traces::is_on() {
+        return Vec::new();
+    }
+    let rows = program.upserts.iter().filter_map(|row| row.row.as_ref());
+    let locals = rows.filter_map(|row| match row {
+        proto::row::Row::Local(local) if peer.is_awaited(&local.pod_uid) => Some(local),
+        _ => None,
+    });
+    let begin = |local: &proto::LocalRow| {
+        let name = if local.ready {
+            "apply ready row"
+        } else {
+            "apply row"
+        };
+        Span::begin(&local.pod_uid, name)
+            .with("k8s.namespace.name", &local.pod_namespace)
+            .with("k8s.pod.name", &local.pod_name)
+    };
+    locals.map(begin).collect()
 }
 
 #[cfg(test)]

@@ -29,9 +29,10 @@ use crate::model::admission::network_of;
 use crate::model::allocation::Owner;
 use crate::model::asked::{AskedError, asked_addresses, unicast};
 use crate::model::cached::Pod;
-use crate::model::endpoint::{EndpointKind, droplet_of};
+use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
+use crate::traces;
 
 /// How long a pod waits for a change that nothing wakes it for.
 const POD_RETRY: Duration = Duration::from_secs(10);
@@ -51,6 +52,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     if context.stores.endpoints.get(&known).is_some() {
         return Ok(Action::await_change());
     }
+    traces::binds(&reference.cni_uid);
     let space = ObjectRef::<Namespace>::new(&namespace);
     let Some(space) = context.stores.namespaces.get(&space) else {
         // The namespace's annotation counts, and the watch of namespaces may lag behind the watch of pods.
@@ -141,7 +143,10 @@ async fn create_endpoint(
 ) -> Result<Action, ReconcileError> {
     let namespace = endpoint.namespace().unwrap_or_default();
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
-    match create(&endpoints, endpoint).await {
+    let span = traces::begin(&holder_uid(endpoint), "create Endpoint");
+    let created = create(&endpoints, endpoint).await;
+    span.end_with(&created);
+    match created {
         Ok(_) => {
             denial::forget(pod, context);
             info!(
@@ -204,7 +209,10 @@ async fn claim(
         asked,
         refused: &[],
     };
-    match claimant.claim_all(context).await {
+    let span = traces::begin(cni_uid, "claim addresses");
+    let claimed = claimant.claim_all(context).await;
+    span.end_with(&claimed);
+    match claimed {
         Ok(claimed) => Ok(claimed.into_iter().map(|(address, _)| address).collect()),
         Err(ClaimError::Write(error)) if !error.is_denied() => Err(error.into()),
         Err(_) => Ok(Vec::new()),

@@ -18,9 +18,10 @@ use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::condition;
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
-use crate::model::endpoint::{droplet_of, name_of};
+use crate::model::endpoint::{droplet_of, holder_uid, name_of};
 use crate::model::rows::Key;
 use crate::model::world::RoleKind;
+use crate::traces;
 
 /// Waits for the acks of steps 4 and 5, then sets Provisioned and tells the droplet (steps 6 and 8).
 pub async fn provision(
@@ -93,7 +94,12 @@ pub async fn provision(
     if endpoint.status.as_ref() == Some(&status) {
         return Ok(Action::requeue(ACK_RETRY));
     }
-    write(endpoint, endpoints, status).await?;
+    traces::acked(endpoint);
+    let span = traces::begin(&holder_uid(endpoint), "write Provisioned");
+    let written = write(endpoint, endpoints, status).await;
+    span.end_with(&written);
+    written?;
+    traces::provisions(endpoint);
     Ok(Action::await_change())
 }
 

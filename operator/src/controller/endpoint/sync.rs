@@ -23,6 +23,7 @@ use crate::model::policy::Profile;
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 use crate::model::world::{self, EndpointName, Membership, World};
+use crate::traces;
 
 /// Reasons of `Ready` by which an Endpoint has no address: ADD fails with them. It waits before, if they may pass
 /// (`PASSING` in transitd).
@@ -39,7 +40,12 @@ pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
         let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint));
         let latest = latest.filter(|latest| !context.index.is_leaving(&latest.uid().unwrap_or_default()));
         let latest = latest.map(|latest| world_endpoint(&latest, world.endpoint(&name), context));
-        latest.map(|latest| set(world, &name, Some(latest)))
+        latest.map(|latest| {
+            if matches!(latest.membership, Membership::Member(_)) {
+                traces::sends_rows(&latest.pod.uid);
+            }
+            set(world, &name, Some(latest))
+        })
     });
     wake_services(&name.0, changed.unwrap_or_default(), context);
 }

@@ -14,6 +14,7 @@ use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{add_finalizer, condition, has_finalizer};
 use crate::model::endpoint::name_of;
+use crate::traces;
 
 /// Gives the Endpoint to the next pod, if a pod waits and none needs it; none: its workflow goes on.
 pub async fn attend(
@@ -26,6 +27,9 @@ pub async fn attend(
         return Ok(Some(Action::await_change()));
     }
     if let Some(status) = next_pod(endpoint, context) {
+        if let Some(pod) = &status.pod_ref {
+            traces::binds(&pod.cni_uid);
+        }
         write(endpoint, endpoints, status).await?;
         return Ok(Some(Action::await_change()));
     }
