@@ -84,7 +84,7 @@ async fn main() -> Result<()> {
     {
         bail!("a TLS provider was installed twice");
     }
-    tokio::spawn(control::serve());
+    tokio::spawn(control::serve(None));
     process::until_signalled(Box::pin(run(settings))).await
 }
 

@@ -94,7 +94,7 @@ async fn main() -> Result<()> {
         Command::Control(command) => return Ok(command.run()?),
     };
     process::begin("info");
-    tokio::spawn(control::serve());
+    tokio::spawn(control::serve(None));
     let next_hops = next_hops(&settings.node_ips)?;
     if settings.metrics_port != 0 {
         let address = SocketAddr::new(next_hops.v4.into(), settings.metrics_port);

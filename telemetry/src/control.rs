@@ -8,6 +8,8 @@
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use std::{env, fs};
 
@@ -15,6 +17,7 @@ use clap::{Args, Subcommand};
 use thiserror::Error;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
+use tokio::task::spawn_blocking;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -27,6 +30,8 @@ const SETTING: &str = "THUBAN_CONTROL_SOCKET";
 const SOCKET: &str = "/run/thuban-control/control.sock";
 const OK: &[u8] = b"ok\n";
 const ERROR: &[u8] = b"error\n";
+/// The number of the next file, so that no two profiles are written to one.
+static NEXT_FILE: AtomicU64 = AtomicU64::new(0);
 
 /// A command to the process that runs in this pod.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
@@ -75,27 +80,40 @@ impl Command {
         }
     }
 
-    fn socket(&self) -> &Path {
+    fn socket(&self) -> &Socket {
         match self {
-            Self::Log { socket, .. } => &socket.path,
+            Self::Log { socket, .. } => socket,
         }
     }
 
     /// Asks the running process, and prints its answer on standard output.
     pub fn run(&self) -> Result<(), CommandError> {
-        let answer = self.ask()?;
-        io::stdout().write_all(&answer).map_err(CommandError::Print)
+        print(&self.ask()?)
     }
 
     fn ask(&self) -> Result<Vec<u8>, CommandError> {
-        let path = self.socket();
+        self.socket().ask(&self.request())
+    }
+}
+
+fn print(answer: &[u8]) -> Result<(), CommandError> {
+    io::stdout().write_all(answer).map_err(CommandError::Print)
+}
+
+impl Socket {
+    /// Asks the running process for a profile of its heap, and prints the profile on standard output.
+    pub fn print_heap(&self) -> Result<(), CommandError> {
+        print(&self.ask("heap\n")?)
+    }
+
+    fn ask(&self, request: &str) -> Result<Vec<u8>, CommandError> {
+        let path = &self.path;
         let mut stream =
             std::os::unix::net::UnixStream::connect(path).map_err(|source| CommandError::Connect {
-                path: path.to_owned(),
+                path: path.clone(),
                 source,
             })?;
         let mut answer = Vec::new();
-        let request = self.request();
         stream
             .write_all(request.as_bytes())
             .and_then(|()| stream.read_to_end(&mut answer))
@@ -112,12 +130,28 @@ impl Command {
     }
 }
 
+/// Writes a profile of the heap to a file. May block.
+pub type Heap = fn(&Path) -> io::Result<()>;
+
+/// What commands may ask of this process.
+#[derive(Debug)]
+struct Process {
+    /// None: its allocator keeps no profile.
+    heap: Option<Heap>,
+    /// Where files may be written
+    folder: PathBuf,
+}
+
 /// Takes commands until the process ends. A process without its socket works on.
-pub async fn serve() {
+pub async fn serve(heap: Option<Heap>) {
     let path = env::var_os(SETTING).filter(|path| !path.is_empty());
     let path = path.map_or_else(|| PathBuf::from(SOCKET), PathBuf::from);
+    let process = Arc::new(Process {
+        heap,
+        folder: path.parent().map(Path::to_owned).unwrap_or_default(),
+    });
     match listen(&path) {
-        Ok((listener, user)) => accept(&listener, user).await,
+        Ok((listener, user)) => accept(&listener, user, &process).await,
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             info!(path = %path.display(), "no commands are taken: there is no such folder");
         }
@@ -138,7 +172,7 @@ fn listen(path: &Path) -> io::Result<(UnixListener, u32)> {
     Ok((listener, fs::metadata(path)?.uid()))
 }
 
-async fn accept(listener: &UnixListener, user: u32) {
+async fn accept(listener: &UnixListener, user: u32, process: &Arc<Process>) {
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -150,8 +184,9 @@ async fn accept(listener: &UnixListener, user: u32) {
         };
         match stream.peer_cred() {
             Ok(peer) if peer.uid() == 0 || peer.uid() == user => {
+                let process = Arc::clone(process);
                 tokio::spawn(async move {
-                    if let Err(error) = one_command(stream).await {
+                    if let Err(error) = one_command(stream, &process).await {
                         debug!(%error, "a command that can't be read, or its answer not be sent");
                     }
                 });
@@ -162,12 +197,12 @@ async fn accept(listener: &UnixListener, user: u32) {
     }
 }
 
-async fn one_command(stream: UnixStream) -> io::Result<()> {
+async fn one_command(stream: UnixStream, process: &Process) -> io::Result<()> {
     let (reader, mut writer) = stream.into_split();
     let mut line = String::new();
     let mut reader = BufReader::new(reader.take(LONGEST_REQUEST as u64));
     timeout(REQUEST_TIMEOUT, reader.read_line(&mut line)).await??;
-    let (begin, answer) = match perform(line.trim_end_matches('\n')) {
+    let (begin, answer) = match perform(line.trim_end_matches('\n'), process).await {
         Ok(answer) => (OK, answer),
         Err(error) => (ERROR, format!("{error}\n").into_bytes()),
     };
@@ -185,9 +220,13 @@ enum PerformError {
     Unknown,
     #[error(transparent)]
     Levels(#[from] LevelsError),
+    #[error("this process keeps no profile of its heap: the operator does")]
+    NoHeap,
+    #[error("the profile of the heap can't be made: {0}")]
+    Heap(#[source] io::Error),
 }
 
-fn perform(request: &str) -> Result<Vec<u8>, PerformError> {
+async fn perform(request: &str, process: &Process) -> Result<Vec<u8>, PerformError> {
     let (command, rest) = request.split_once(' ').unwrap_or((request, ""));
     match command {
         "log" => {
@@ -198,8 +237,26 @@ fn perform(request: &str) -> Result<Vec<u8>, PerformError> {
             }
             Ok(levels.describe().into_bytes())
         }
+        "heap" => {
+            let heap = process.heap.ok_or(PerformError::NoHeap)?;
+            let file = process
+                .folder
+                .join(format!("heap-{}", NEXT_FILE.fetch_add(1, Ordering::Relaxed)));
+            let profile = spawn_blocking(move || profile_of(heap, &file)).await;
+            profile
+                .map_err(io::Error::from)
+                .flatten()
+                .map_err(PerformError::Heap)
+        }
         _ => Err(PerformError::Unknown),
     }
+}
+
+/// Returns the profile that is written to a file, and removes the file.
+fn profile_of(heap: Heap, file: &Path) -> io::Result<Vec<u8>> {
+    let profile = heap(file).and_then(|()| fs::read(file));
+    let _ = fs::remove_file(file);
+    profile
 }
 
 #[cfg(test)]
@@ -207,7 +264,6 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use clap::Parser;
-    use tokio::task::spawn_blocking;
 
     use super::*;
 
@@ -222,6 +278,11 @@ mod tests {
 
     fn path(name: &str) -> PathBuf {
         env::temp_dir().join(format!("thuban-control-{name}-{}", std::process::id()))
+    }
+
+    fn process(heap: Option<Heap>) -> Arc<Process> {
+        let folder = env::temp_dir();
+        Arc::new(Process { heap, folder })
     }
 
     fn command(path: &Path, arguments: &[&str]) -> Command {
@@ -244,7 +305,8 @@ mod tests {
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let (listener, user) = listen(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
-        let server = tokio::spawn(async move { accept(&listener, user).await });
+        let process = process(None);
+        let server = tokio::spawn(async move { accept(&listener, user, &process).await });
         let (_layer, handle) = tracing_subscriber::reload::Layer::<_, tracing_subscriber::Registry>::new(
             tracing_subscriber::EnvFilter::new("info"),
         );
@@ -265,10 +327,26 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_profile_of_the_heap_leaves_no_file() {
+        static WRITTEN: std::sync::Mutex<Option<PathBuf>> = std::sync::Mutex::new(None);
+        let write: Heap = |file| {
+            *WRITTEN.lock().unwrap() = Some(file.to_owned());
+            fs::write(file, "heap_v2/1")
+        };
+        let profile = perform("heap", &process(Some(write))).await.unwrap();
+        assert_eq!(profile, b"heap_v2/1");
+        let file = WRITTEN.lock().unwrap().take().unwrap();
+        assert!(!file.exists(), "{}", file.display());
+        let refused = perform("heap", &process(None)).await.unwrap_err();
+        assert!(matches!(refused, PerformError::NoHeap), "{refused}");
+    }
+
+    #[tokio::test]
     async fn a_request_that_is_no_command_is_refused() {
         let path = path("unknown");
         let (listener, user) = listen(&path).unwrap();
-        let server = tokio::spawn(async move { accept(&listener, user).await });
+        let process = process(None);
+        let server = tokio::spawn(async move { accept(&listener, user, &process).await });
         for request in ["GET /metrics HTTP/1.1\r\n", "log x debug\n", "\n"] {
             let mut stream = UnixStream::connect(&path).await.unwrap();
             stream.write_all(request.as_bytes()).await.unwrap();

@@ -117,6 +117,6 @@ fn run(settings: RunSettings) -> anyhow::Result<()> {
         .worker_threads(2)
         .enable_all()
         .build()?;
-    runtime.spawn(control::serve());
+    runtime.spawn(control::serve(None));
     Ok(runtime.block_on(daemon::run(settings))?)
 }
