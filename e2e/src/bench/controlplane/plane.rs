@@ -101,14 +101,15 @@ impl Plane {
     }
 }
 
-/// Applies every manifest, in order. Without controllers the workloads among them start nothing.
+/// Applies the manifests, whose names begin with their order. Without controllers the workloads among them start nothing.
 fn apply(cluster: &Cluster, folder: &Path) -> Result<()> {
+    let is_manifest = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with(|first: char| first.is_ascii_digit()) && name.ends_with(".yaml")
+    };
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
-    let mut files: Vec<PathBuf> = entries
-        .flatten()
-        .map(|entry| entry.path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "yaml"))
-        .collect();
+    let entries = entries.flatten().map(|entry| entry.path());
+    let mut files: Vec<PathBuf> = entries.filter(is_manifest).collect();
     files.sort();
     for file in files {
         let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
