@@ -17,9 +17,9 @@ use thuban_api::ip_lease::{IpLease, LeaseHolder, LeaseState};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use crate::lease::{Family, Request, Terms, assign, release, renew, renew_held};
+use crate::lease::{Family, Request, assign, release, renew, renew_held};
 use crate::metrics;
-use crate::pools::TermsError;
+use crate::pools::Pools;
 use crate::problem::Problem;
 use crate::store::Store;
 
@@ -135,11 +135,6 @@ impl Wanted {
             wanted,
         })
     }
-}
-
-/// Tells the terms on which a namespace may lease from a pool.
-pub trait Pools: Send + Sync + 'static {
-    fn terms(&self, pool: &str, namespace: &str) -> Result<Terms, TermsError>;
 }
 
 struct Service<S, P> {

@@ -17,7 +17,6 @@ use thuban_api::ip_pool::{IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_api::{Network, Vpc};
 
-use crate::http::Pools;
 use crate::lease::Terms;
 
 /// The largest number that JSON tells exactly.
@@ -192,6 +191,11 @@ pub enum TermsError {
     NotAccepted { pool: String, error: PoolError },
     #[error("the IpPool {pool} does not admit the namespace {namespace}: see its spec.allowedNamespaces")]
     NotAllowed { pool: String, namespace: String },
+}
+
+/// Tells the terms on which a namespace may lease from a pool.
+pub trait Pools: Send + Sync + 'static {
+    fn terms(&self, pool: &str, namespace: &str) -> Result<Terms, TermsError>;
 }
 
 /// The objects that decide about pools, as they were seen last.

@@ -6,11 +6,11 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::http::{Method, Request as HttpRequest, StatusCode};
 use cidrd::expiry::Expiry;
-use cidrd::http::{Leases, Pools, router};
+use cidrd::http::{Leases, router};
 use cidrd::lease::{
     Family, LeaseError, Refusal, Request, Terms, assign, expire, list, of_holder, release, renew,
 };
-use cidrd::pools::TermsError;
+use cidrd::pools::{Pools, TermsError};
 use cidrd::problem::Problem;
 use cidrd::store::Store;
 use http_body_util::BodyExt;

@@ -41,7 +41,7 @@ struct VpcSets {
 #[derive(Debug)]
 struct Asked {
     /// Whether the droplet was asked on its present stream. Each question is of drops, too.
-    is_asked: bool,
+    is_current: bool,
     /// The sets that it was asked of, by VPC.
     vpcs: Vec<Arc<VpcSets>>,
     /// How many entries of its reports count. A new stream gets no more.
@@ -52,7 +52,7 @@ struct Asked {
 impl Default for Asked {
     fn default() -> Self {
         Self {
-            is_asked: false,
+            is_current: false,
             vpcs: Vec::new(),
             limit: RateLimit::new(DENIALS_A_SECOND, MAX_DENIALS as u32),
             drop_limit: RateLimit::new(DROPS_A_SECOND, MAX_DROPS as u32),
@@ -69,7 +69,7 @@ impl Asked {
 
     /// Notes that the stream has ended.
     fn forget(&mut self) {
-        self.is_asked = false;
+        self.is_current = false;
         self.vpcs.clear();
     }
 }
@@ -138,8 +138,8 @@ impl Denials {
                 asked.forget();
                 continue;
             };
-            if !asked.is_asked || !asked.is_of(vpcs) {
-                asked.is_asked = true;
+            if !asked.is_current || !asked.is_of(vpcs) {
+                asked.is_current = true;
                 asked.vpcs = vpcs.iter().copied().map(Arc::clone).collect();
                 questions.push(Question {
                     sender: sender.clone(),

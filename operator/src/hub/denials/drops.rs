@@ -22,7 +22,7 @@ impl Hub {
         }
         let count = {
             let denials = self.denials();
-            let asked = denials.asked.get(droplet).filter(|asked| asked.is_asked);
+            let asked = denials.asked.get(droplet).filter(|asked| asked.is_current);
             let Some(asked) = asked else { return };
             take(&asked.drop_limit, told.len())
         };

@@ -46,7 +46,7 @@ fn a_pod_is_told_of_its_dropped_packets() {
             // `p` lives on n0, and `q` on n1.
             report(simulation, "n0", "p", Counter::ArpIgnored);
             report(simulation, "n0", "q", Counter::OutsideVpc);
-            sleep(Duration::from_secs(60)).await;
+            sleep(Duration::from_mins(1)).await;
             simulation.with(|state| assert!(!is_told(state, "p") && !is_told(state, "q")));
             report(simulation, "n0", "p", Counter::OutsideVpc);
             until(simulation, "the pod is told", |state| is_told(state, "p")).await;

@@ -208,7 +208,7 @@ fn a_service_over_a_limit_of_size_says_so_until_it_fits() {
         begin(simulation, 1).await;
         let ports = |count: u16| {
             let port = |port: u16| json!({"name": format!("p{port}"), "port": port, "targetPort": port});
-            Value::from_iter((1..=count).map(port))
+            (1..=count).map(port).collect::<Value>()
         };
         simulation.with(|state| {
             let service = json!({
