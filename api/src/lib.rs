@@ -24,6 +24,7 @@ pub mod ip_pool;
 pub mod network;
 pub mod phase;
 pub mod policy_state;
+pub mod reasons;
 mod reference;
 pub mod refused_ranges;
 pub mod routes;
@@ -95,10 +96,12 @@ pub const DEFAULT_ROLES: u32 = 2;
 pub const SYSTEM_NAMESPACE: &str = "thuban-system";
 /// Namespace of the droplets' heartbeat Leases.
 pub const HEARTBEAT_NAMESPACE: &str = "thuban-heartbeats";
-/// Lease of the leading operator, with the two annotations below.
+/// Lease of the leading operator, with the three annotations below.
 pub const OPERATOR_LEASE: &str = "thuban-operator";
 /// Annotation with the `host:port` of the leading operator's stream server.
 pub const ADDRESS_ANNOTATION: &str = "thuban.dev/address";
+/// Annotation with the version of the leading operator.
+pub const VERSION_ANNOTATION: &str = "thuban.dev/version";
 /// Annotation with the PEM bundle that verifies the server.
 pub const CA_BUNDLE_ANNOTATION: &str = "thuban.dev/ca-bundle";
 
@@ -197,6 +200,7 @@ pub fn manifests() -> Result<BTreeMap<String, String>, serde_yaml_ng::Error> {
     }
     let all: Vec<_> = crds().into_iter().chain(load_balancer_crds()).collect();
     made.insert("docs/api.md".to_owned(), reference::page(&all));
+    made.insert("docs/reasons.md".to_owned(), reasons::page());
     Ok(made)
 }
 

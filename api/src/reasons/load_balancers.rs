@@ -1,0 +1,73 @@
+//! Reasons that lbaasd and cidrd give.
+
+super::reasons! {
+    "ServiceNotFound", "Vip":
+        "the namespace has no such Service"
+        => "create the Service";
+    "ServiceNotServed", "Vip":
+        "the Service has another type or class, or lbaasd did not make the Vip for it"
+        => "give the Vip another name, or the Service the class thuban.dev/vip";
+    "NameTaken", "Vip":
+        "a Service that is not the Vip's has its name, or somebody else has its name in DNS"
+        => "choose another name";
+    "ServiceIsDerived", "Vip":
+        "lbaasd created the Service for another Vip"
+        => "name the Service that the other Vip names";
+    "NoSelector", "Vip":
+        "the Service selects no pods, or is an ExternalName"
+        => "name a Service with a selector";
+    "PortNotFound", "Vip":
+        "the Service has no such port and protocol"
+        => "choose a port that the message lists";
+    "ProfileNotFound", "Vip":
+        "the namespace has no such VipProfile"
+        => "create the VipProfile";
+    "FamilyNotServed", "Vip":
+        "the Service lacks a family of spec.ipFamilies"
+        => "add the family to the Service";
+    "ServiceRefused", "Vip":
+        "the API server refuses the Vip's Service, for example because of a quota"
+        => "read the message";
+    "NoPool", "Vip":
+        "no public IpPool admits the namespace and has a free address of each family"
+        => "create an IpPool, or change allowedNamespaces or cidrs of one";
+    "Exhausted", "Vip":
+        "the pool has no free address"
+        => "name another pool, or append a range to the pool";
+    "NamespaceNotAllowed", "Vip":
+        "the pool does not admit the namespace"
+        => "name another pool, or ask the pool's owner";
+    "CidrdAway", "Vip":
+        "cidrd does not answer; the Vip keeps the addresses that it has"
+        => "look at the pods of cidrd in the namespace of Thuban";
+    "NoNode", "Vip":
+        "no BgpPeer selects a node that serves the Service"
+        => "look at nodeSelector of the BgpPeers, and at the backends of the Service";
+    "NotAnnounced", "Vip":
+        "no node has announced the addresses yet, so the name is not published"
+        => "look at the condition Announced";
+    "NoZone", "Vip":
+        "no DnsZone admits the namespace and the name"
+        => "choose a name in a zone, or ask an administrator";
+    "ServerAway", "Vip, DnsZone":
+        "the DNS server can't be reached, or does not answer in time"
+        => "look at the server, and at the conditions of the DnsZone";
+    "KeyRefused", "Vip, DnsZone":
+        "the DNS server does not accept the key"
+        => "compare name, algorithm and secret of the key with those of the server";
+    "ClockDiffers", "Vip, DnsZone":
+        "the clocks of the DNS server and of lbaasd differ by more than 300 s"
+        => "set the clocks";
+    "Refused", "Vip, DnsZone":
+        "the key may not write the zone"
+        => "allow the key to write the zone at the DNS server";
+    "AnswerInvalid", "Vip, DnsZone":
+        "the answer of the DNS server is not signed by the key, or is unreadable"
+        => "look at the server's configuration of the key";
+    "SecretInvalid", "Vip, DnsZone":
+        "the Secret of the DnsZone is missing or unusable"
+        => "correct the Secret that the message names";
+    "SpecInvalid", "Vip, DnsZone":
+        "a field of the DnsZone is unusable"
+        => "correct the field that the message names";
+}
