@@ -10,7 +10,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client, ResourceExt};
-use thuban_api::{ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, system_namespace};
+use thuban_api::{
+    ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, VERSION_ANNOTATION, system_namespace,
+};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{info, warn};
@@ -52,6 +54,7 @@ impl Candidate {
         [
             (ADDRESS_ANNOTATION.to_owned(), self.address.clone()),
             (CA_BUNDLE_ANNOTATION.to_owned(), ca_bundle),
+            (VERSION_ANNOTATION.to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
         ]
         .into()
     }
@@ -310,7 +313,7 @@ mod tests {
     use http::{Request, Response};
     use kube::client::Body;
     use kube::{Api, Client, ResourceExt};
-    use thuban_api::CA_BUNDLE_ANNOTATION;
+    use thuban_api::{CA_BUNDLE_ANNOTATION, VERSION_ANNOTATION};
     use tokio::sync::watch;
     use tokio::time::Instant;
 
@@ -328,6 +331,7 @@ mod tests {
     fn every_taking_raises_the_epoch() {
         let first = taken(Lease::default(), &candidate());
         assert_eq!(epoch(&first), 1);
+        assert_eq!(first.annotations()[VERSION_ANNOTATION], env!("CARGO_PKG_VERSION"));
         assert_eq!(epoch(&taken(first, &candidate())), 2);
     }
 
