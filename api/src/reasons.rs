@@ -3,6 +3,7 @@
 //!
 //! Reasons that say that all is well are not in the table.
 
+mod command_line;
 mod load_balancers;
 mod table;
 
@@ -53,7 +54,8 @@ pub(crate) use reasons;
 
 /// Yields all reasons.
 pub fn all() -> impl Iterator<Item = &'static Reason> {
-    table::REASONS.iter().chain(load_balancers::REASONS)
+    let tables = [table::REASONS, load_balancers::REASONS, command_line::REASONS];
+    tables.into_iter().flatten()
 }
 
 /// Yields what a reason means: once for each group of kinds that it means something else for.

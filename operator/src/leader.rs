@@ -54,7 +54,10 @@ impl Candidate {
         [
             (ADDRESS_ANNOTATION.to_owned(), self.address.clone()),
             (CA_BUNDLE_ANNOTATION.to_owned(), ca_bundle),
-            (VERSION_ANNOTATION.to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
+            (
+                VERSION_ANNOTATION.to_owned(),
+                env!("CARGO_PKG_VERSION").to_owned(),
+            ),
         ]
         .into()
     }

@@ -1,0 +1,188 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use thuban_api::SYSTEM_NAMESPACE;
+
+const EXAMPLES: &str = "Examples:
+  kubectl thuban status                  what works, what does not, and what to do
+  kubectl thuban status --wait=300       the same, once all is well or after 300 s
+  kubectl thuban check -o json           what may go wrong, for a program
+  kubectl thuban tree red                VPC red: its networks, bouncers, dividers, pods
+  kubectl thuban explain NetworkFull     what a reason means
+
+Exit status: 0 if all is well, 1 if something was found, 2 if something could not be looked at.";
+const STATUS_EXAMPLES: &str = "Examples:
+  kubectl thuban status
+  kubectl thuban status -o wide          every object that is not well, with the remedy
+  kubectl thuban status --wait           until all is well, for 60 s at most
+  kubectl thuban status -n red           endpoints of the namespace red alone";
+const CHECK_EXAMPLES: &str = "Examples:
+  kubectl thuban check
+  kubectl thuban check -o json | jq '.lines[].problems[]'";
+const TREE_EXAMPLES: &str = "Examples:
+  kubectl thuban tree
+  kubectl thuban tree red
+  kubectl thuban tree red -n red         with the endpoints of the namespace red alone";
+const ENDPOINTS_EXAMPLES: &str = "Examples:
+  kubectl thuban endpoints               those of the context's namespace
+  kubectl thuban endpoints -A -o wide    all of them, with the messages of those that wait";
+const EXPLAIN_EXAMPLES: &str = "Examples:
+  kubectl thuban explain NamespaceNotAllowed    a reason of a condition or an event
+  kubectl thuban explain outside_vpc            a reason of `transitd counters` and `transitd trace`";
+const VERSION_EXAMPLES: &str = "Examples:
+  kubectl thuban version
+  kubectl thuban version -o yaml";
+const COMPLETIONS_EXAMPLES: &str = "Examples:
+  source <(kubectl thuban completions bash)
+  kubectl thuban completions zsh > \"${fpath[1]}/_kubectl-thuban\"
+
+The script completes the words of `kubectl-thuban`.";
+
+/// Says how Thuban stands in a cluster, and why. It changes nothing.
+#[derive(Debug, Parser)]
+#[command(
+    name = "kubectl-thuban",
+    bin_name = "kubectl thuban",
+    version,
+    after_help = EXAMPLES
+)]
+pub struct Arguments {
+    #[command(flatten)]
+    pub connection: Connection,
+    /// Form of the output.
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORMAT",
+        default_value_t = Format::Table
+    )]
+    pub output: Format,
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+// Which cluster is asked, for which namespace, and as whom. No doc comment: it would become the help of the command.
+#[derive(Clone, Debug, Args)]
+pub struct Connection {
+    /// Context of the kubeconfig.
+    #[arg(long, global = true)]
+    pub context: Option<String>,
+    /// Path of the kubeconfig. Default: that of KUBECONFIG, or ~/.kube/config.
+    #[arg(long, global = true, value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Namespace of endpoints. Default: that of the context.
+    #[arg(short, long, global = true)]
+    pub namespace: Option<String>,
+    /// Endpoints of all namespaces.
+    #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
+    pub all_namespaces: bool,
+    /// User to act as.
+    #[arg(long = "as", global = true, value_name = "USER")]
+    pub as_user: Option<String>,
+    /// Namespace that Thuban is installed in.
+    #[arg(
+        long,
+        global = true,
+        env = "THUBAN_NAMESPACE",
+        value_name = "NAMESPACE",
+        default_value = SYSTEM_NAMESPACE
+    )]
+    pub system_namespace: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    /// Shows what works and what does not: operator, droplets, VPCs, networks, addresses, endpoints.
+    #[command(after_help = STATUS_EXAMPLES)]
+    Status(Wait),
+    /// Looks for what may go wrong: versions, nodes, ranges, other network plugins.
+    #[command(after_help = CHECK_EXAMPLES)]
+    Check,
+    /// Shows VPCs with their dividers, networks, bouncers and endpoints.
+    #[command(after_help = TREE_EXAMPLES)]
+    Tree {
+        /// The only VPC.
+        vpc: Option<String>,
+    },
+    /// Lists endpoints, and why some are not Provisioned.
+    #[command(after_help = ENDPOINTS_EXAMPLES)]
+    Endpoints,
+    /// Says what a reason means, and what to do about it.
+    #[command(after_help = EXPLAIN_EXAMPLES)]
+    Explain {
+        /// Reason of a condition or an event, or name of a counter. Upper and lower case are the same.
+        reason: String,
+    },
+    /// Shows the versions of plugin, operator and droplets.
+    #[command(after_help = VERSION_EXAMPLES)]
+    Version,
+    /// Prints a script by which a shell completes words.
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
+    Completions {
+        /// The shell.
+        shell: Shell,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Wait {
+    /// Waits until all is well, 60 seconds at most if no number is given.
+    #[arg(
+        long = "wait",
+        value_name = "SECONDS",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "60"
+    )]
+    pub seconds: Option<u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    #[default]
+    Table,
+    Wide,
+    Json,
+    Yaml,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, Parser};
+
+    use super::{Arguments, Format, Verb};
+
+    #[test]
+    fn the_command_line_is_consistent_and_has_examples() {
+        let command = Arguments::command();
+        command.clone().debug_assert();
+        for verb in command.get_subcommands() {
+            let help = verb.get_after_help().map(ToString::to_string);
+            assert!(
+                help.is_some_and(|help| help.starts_with("Examples:")),
+                "{}",
+                verb.get_name()
+            );
+        }
+    }
+
+    #[test]
+    fn global_flags_stand_before_or_after_the_verb() {
+        for line in [
+            "kubectl-thuban -n red -o json status --wait",
+            "kubectl-thuban status --wait -n red -o json",
+        ] {
+            let arguments = Arguments::try_parse_from(line.split(' ')).unwrap();
+            assert_eq!(arguments.connection.namespace.as_deref(), Some("red"));
+            assert_eq!(arguments.output, Format::Json);
+            assert!(matches!(arguments.verb, Verb::Status(wait) if wait.seconds == Some(60)));
+        }
+        let both = Arguments::try_parse_from(["kubectl-thuban", "endpoints", "-A", "-n", "red"]);
+        assert!(both.is_err());
+    }
+}

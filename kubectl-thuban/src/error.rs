@@ -1,0 +1,42 @@
+//! Why a command could not look.
+
+use kube::config::{InferConfigError, KubeconfigError};
+use thiserror::Error;
+
+#[derive(Debug, Error)]
+pub enum CliError {
+    #[error("kubeconfig: {0}")]
+    Kubeconfig(#[from] KubeconfigError),
+    #[error("no configuration of a cluster: {0}")]
+    NoCluster(#[from] InferConfigError),
+    #[error("the client of the cluster: {0}")]
+    Client(#[source] kube::Error),
+    #[error("{}", .0.message)]
+    Refused(Box<kube::core::Status>),
+    #[error("reading {resource}: {error}")]
+    Api {
+        resource: &'static str,
+        error: kube::Error,
+    },
+    #[error("there is no VPC {0}: kubectl thuban tree lists all")]
+    NoVpc(String),
+    #[error("no reason is called {name}; {}", suggest(.similar))]
+    UnknownReason {
+        name: String,
+        similar: Vec<&'static str>,
+    },
+    #[error("output: {0}")]
+    Output(#[from] std::io::Error),
+    #[error("output: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("output: {0}")]
+    Yaml(#[from] serde_yaml_ng::Error),
+}
+
+fn suggest(similar: &[&str]) -> String {
+    if similar.is_empty() {
+        "a reason is one word, such as NetworkFull or outside_vpc".to_owned()
+    } else {
+        format!("did you mean {}?", similar.join(", "))
+    }
+}

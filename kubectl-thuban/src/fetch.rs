@@ -1,0 +1,256 @@
+//! Reads the objects of reports from the API server. What the user may not read, or what the API server lacks, is
+//! remembered as unseen; any other failure is an error.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::networking::v1::ServiceCIDR;
+use kube::api::ListParams;
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config};
+use serde::de::DeserializeOwned;
+use thuban_api::{Bouncer, Divider, Droplet, Endpoint, Network, OPERATOR_LEASE, Vpc};
+
+use crate::arguments::Connection;
+use crate::error::CliError;
+use crate::objects::{
+    CheckObjects, ControlPlane, Endpoints, Seen, StatusObjects, Surroundings, Tenancy, Unseen,
+};
+
+/// How long the API server may take to answer.
+const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// The name of the operator's Deployment, and of its pods in their label.
+const OPERATOR: &str = "thuban-operator";
+
+/// A cluster, as one user sees it.
+pub struct Cluster {
+    client: Client,
+    /// The namespace that the user named, or that of the context.
+    namespace: String,
+    /// Whether the user named it.
+    is_named: bool,
+    system_namespace: String,
+}
+
+/// Which endpoints are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// Those of the namespace.
+    Namespace,
+    /// Those of all namespaces; those of the namespace if the user named one, or may not list all.
+    Widest,
+    All,
+}
+
+impl Cluster {
+    pub async fn connect(connection: &Connection) -> Result<Self, CliError> {
+        let options = KubeConfigOptions {
+            context: connection.context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        let mut config = match (&connection.kubeconfig, &connection.context) {
+            (Some(path), _) => Config::from_custom_kubeconfig(Kubeconfig::read_from(path)?, &options).await?,
+            (None, Some(_)) => Config::from_kubeconfig(&options).await?,
+            (None, None) => Config::infer().await?,
+        };
+        if let Some(user) = &connection.as_user {
+            config.auth_info.impersonate = Some(user.clone());
+        }
+        config.read_timeout = Some(READ_TIMEOUT);
+        config.reset_reader_on_write = true;
+        let namespace = connection.namespace.clone();
+        Ok(Self {
+            is_named: namespace.is_some(),
+            namespace: namespace.unwrap_or_else(|| config.default_namespace.clone()),
+            system_namespace: connection.system_namespace.clone(),
+            client: Client::try_from(config).map_err(CliError::Client)?,
+        })
+    }
+
+    pub async fn status(&self) -> Result<StatusObjects, CliError> {
+        let (control_plane, droplets, tenancy) =
+            tokio::try_join!(self.control_plane(), self.droplets(), self.tenancy())?;
+        Ok(StatusObjects {
+            control_plane,
+            droplets,
+            tenancy,
+        })
+    }
+
+    pub async fn check(&self) -> Result<CheckObjects, CliError> {
+        let (control_plane, droplets, vpcs, networks, surroundings) = tokio::try_join!(
+            self.control_plane(),
+            self.droplets(),
+            list(self.all::<Vpc>(), "vpcs.thuban.dev"),
+            list(self.all::<Network>(), "networks.thuban.dev"),
+            self.surroundings(),
+        )?;
+        Ok(CheckObjects {
+            control_plane,
+            droplets,
+            vpcs,
+            networks,
+            surroundings,
+        })
+    }
+
+    pub async fn tenancy(&self) -> Result<Tenancy, CliError> {
+        let (vpcs, networks, dividers, bouncers, endpoints) = tokio::try_join!(
+            list(self.all::<Vpc>(), "vpcs.thuban.dev"),
+            list(self.all::<Network>(), "networks.thuban.dev"),
+            list(self.all::<Divider>(), "dividers.thuban.dev"),
+            list(self.all::<Bouncer>(), "bouncers.thuban.dev"),
+            self.endpoints(Scope::Widest),
+        )?;
+        Ok(Tenancy {
+            vpcs,
+            networks,
+            dividers,
+            bouncers,
+            endpoints,
+        })
+    }
+
+    pub async fn endpoints(&self, scope: Scope) -> Result<Endpoints, CliError> {
+        let is_all = match scope {
+            Scope::All => true,
+            Scope::Widest => !self.is_named,
+            Scope::Namespace => false,
+        };
+        if is_all {
+            let seen = list(self.all::<Endpoint>(), "endpoints.thuban.dev of all namespaces").await?;
+            let is_forbidden = matches!(seen, Err(Unseen::Forbidden { .. }));
+            if scope == Scope::All || !is_forbidden {
+                return Ok(Endpoints {
+                    list: seen,
+                    namespace: None,
+                });
+            }
+        }
+        let api: Api<Endpoint> = Api::namespaced(self.client.clone(), &self.namespace);
+        Ok(Endpoints {
+            list: list(api, "endpoints.thuban.dev").await?,
+            namespace: Some(self.namespace.clone()),
+        })
+    }
+
+    pub async fn control_plane(&self) -> Result<ControlPlane, CliError> {
+        let (client, system) = (&self.client, self.system_namespace.as_str());
+        let deployments: Api<Deployment> = Api::namespaced(client.clone(), system);
+        let pods: Api<Pod> = Api::namespaced(client.clone(), system);
+        let leases: Api<Lease> = Api::namespaced(client.clone(), system);
+        let selector = ListParams::default().labels(&format!("app.kubernetes.io/name={OPERATOR}"));
+        let (deployment, pods, lease) = tokio::try_join!(
+            get(deployments, OPERATOR, "the operator's Deployment"),
+            list_some(pods, selector, "the operator's pods"),
+            get(leases, OPERATOR_LEASE, "the operator's Lease"),
+        )?;
+        Ok(ControlPlane {
+            deployment,
+            pods,
+            lease,
+        })
+    }
+
+    pub async fn droplets(&self) -> Result<Seen<Vec<Droplet>>, CliError> {
+        list(self.all(), "droplets.thuban.dev").await
+    }
+
+    async fn surroundings(&self) -> Result<Surroundings, CliError> {
+        let (nodes, service_cidrs, daemon_sets) = tokio::try_join!(
+            list(self.all::<Node>(), "nodes"),
+            list(self.all::<ServiceCIDR>(), "servicecidrs.networking.k8s.io"),
+            list(self.all::<DaemonSet>(), "daemonsets.apps"),
+        )?;
+        Ok(Surroundings {
+            nodes,
+            service_cidrs,
+            daemon_sets,
+        })
+    }
+
+    fn all<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = ()>,
+    {
+        Api::all(self.client.clone())
+    }
+}
+
+async fn list<K>(api: Api<K>, resource: &'static str) -> Result<Seen<Vec<K>>, CliError>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    list_some(api, ListParams::default(), resource).await
+}
+
+async fn list_some<K>(
+    api: Api<K>,
+    parameters: ListParams,
+    resource: &'static str,
+) -> Result<Seen<Vec<K>>, CliError>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    // A request's future is large, and a report makes ten.
+    let listed = Box::pin(api.list(&parameters)).await;
+    seen(listed.map(|list| list.items), "list", resource)
+}
+
+async fn get<K>(api: Api<K>, name: &str, resource: &'static str) -> Result<Seen<Option<K>>, CliError>
+where
+    K: Clone + Debug + DeserializeOwned,
+{
+    seen(Box::pin(api.get_opt(name)).await, "get", resource)
+}
+
+/// Tells what the user may not see from what failed.
+fn seen<T>(
+    answer: Result<T, kube::Error>,
+    verb: &'static str,
+    resource: &'static str,
+) -> Result<Seen<T>, CliError> {
+    match answer {
+        Ok(answer) => Ok(Ok(answer)),
+        Err(kube::Error::Api(status)) if status.is_forbidden() => {
+            Ok(Err(Unseen::Forbidden { verb, resource }))
+        }
+        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Err(Unseen::NotInstalled(resource))),
+        Err(kube::Error::Api(status)) if !status.message.is_empty() => Err(CliError::Refused(status)),
+        Err(error) => Err(CliError::Api { resource, error }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::seen;
+    use crate::error::CliError;
+    use crate::objects::Unseen;
+
+    fn answer(code: u16) -> Result<(), kube::Error> {
+        let status = Status {
+            code,
+            message: "said".to_owned(),
+            ..Status::default()
+        };
+        Err(kube::Error::Api(status.boxed()))
+    }
+
+    #[test]
+    fn forbidden_and_missing_kinds_are_unseen_others_are_errors() {
+        let forbidden = seen(answer(403), "list", "nodes").unwrap();
+        assert_eq!(forbidden.unwrap_err().to_string(), "you may not list nodes");
+        let missing = seen(answer(404), "list", "nodes").unwrap();
+        assert_eq!(missing, Err(Unseen::NotInstalled("nodes")));
+        assert!(matches!(
+            seen(answer(401), "list", "nodes"),
+            Err(CliError::Refused(_))
+        ));
+        assert_eq!(seen(Ok(7), "list", "nodes").unwrap(), Ok(7));
+    }
+}

@@ -1,0 +1,121 @@
+//! kubectl thuban: reads objects ([`fetch`]), judges them ([`status`], [`check`], [`tree`], [`endpoints`]), and prints
+//! reports ([`render`]). The judgements are pure: lists of objects in, a report out.
+//!
+//! It changes nothing, and works by the rights of its user. What these don't allow is named, and the rest is shown.
+
+pub mod arguments;
+pub mod check;
+mod conditions;
+pub mod endpoints;
+pub mod error;
+pub mod explain;
+pub mod fetch;
+pub mod objects;
+pub mod render;
+pub mod report;
+mod roles;
+pub mod status;
+#[cfg(test)]
+mod testing;
+pub mod tree;
+pub mod version;
+mod wait;
+
+use clap::CommandFactory;
+use k8s_openapi::jiff::Timestamp;
+
+use crate::arguments::{Arguments, Connection, Format, Verb};
+use crate::error::CliError;
+use crate::fetch::{Cluster, Scope};
+use crate::report::Verdict;
+
+/// The name of the program, which shells complete.
+const PROGRAM: &str = "kubectl-thuban";
+
+/// Runs a command.
+pub async fn run(arguments: Arguments) -> Result<Verdict, CliError> {
+    let Arguments {
+        connection,
+        output,
+        verb,
+    } = arguments;
+    match verb {
+        Verb::Status(wait) => {
+            let cluster = Cluster::connect(&connection).await?;
+            let report = wait::status(&cluster, wait.seconds).await?;
+            render::print(output, &report, |style| render::report(&report, style))?;
+            Ok(report.verdict)
+        }
+        Verb::Check => check_cluster(&connection, output).await,
+        Verb::Tree { vpc } => show_tree(&connection, output, vpc).await,
+        Verb::Endpoints => list_endpoints(&connection, output).await,
+        Verb::Explain { reason } => explain_reason(output, reason),
+        Verb::Version => show_versions(&connection, output).await,
+        Verb::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Arguments::command(), PROGRAM, &mut script);
+            render::write(&String::from_utf8_lossy(&script))?;
+            Ok(Verdict::Good)
+        }
+    }
+}
+
+async fn check_cluster(connection: &Connection, output: Format) -> Result<Verdict, CliError> {
+    let cluster = Cluster::connect(connection).await?;
+    let objects = cluster.check().await?;
+    let report = check::report(&objects, &connection.system_namespace, Timestamp::now());
+    render::print(output, &report, |style| {
+        // Each finding is a line of its own, with its remedy.
+        let style = render::Style {
+            is_wide: true,
+            ..style
+        };
+        render::report(&report, style)
+    })?;
+    Ok(report.verdict)
+}
+
+async fn show_tree(
+    connection: &Connection,
+    output: Format,
+    vpc: Option<String>,
+) -> Result<Verdict, CliError> {
+    let cluster = Cluster::connect(connection).await?;
+    let tenancy = cluster.tenancy().await?;
+    let tree = tree::tree(&tenancy, vpc.as_deref());
+    if let Some(vpc) = vpc.filter(|_| tree.vpcs.is_empty() && tree.unseen.is_empty()) {
+        return Err(CliError::NoVpc(vpc));
+    }
+    render::print(output, &tree, |_| render::tree(&tree))?;
+    Ok(tree.verdict)
+}
+
+async fn list_endpoints(connection: &Connection, output: Format) -> Result<Verdict, CliError> {
+    let cluster = Cluster::connect(connection).await?;
+    let scope = if connection.all_namespaces {
+        Scope::All
+    } else {
+        Scope::Namespace
+    };
+    let listing = endpoints::listing(&cluster.endpoints(scope).await?);
+    render::print(output, &listing, |style| render::endpoints(&listing, style))?;
+    Ok(listing.verdict)
+}
+
+fn explain_reason(output: Format, name: String) -> Result<Verdict, CliError> {
+    let explanations = explain::explain(&name);
+    if explanations.is_empty() {
+        let similar = explain::similar(&name);
+        return Err(CliError::UnknownReason { name, similar });
+    }
+    render::print(output, &explanations, |_| render::explanations(&explanations))?;
+    Ok(Verdict::Good)
+}
+
+async fn show_versions(connection: &Connection, output: Format) -> Result<Verdict, CliError> {
+    let cluster = Cluster::connect(connection).await?;
+    let (control_plane, droplets) = tokio::try_join!(cluster.control_plane(), cluster.droplets())?;
+    let versions = version::versions(&control_plane, &droplets);
+    render::print(output, &versions, |_| render::versions(&versions))?;
+    Ok(versions.verdict)
+}
