@@ -75,7 +75,7 @@ pub struct Connection {
     /// Path of the kubeconfig. Default: that of KUBECONFIG, or ~/.kube/config.
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Namespace of endpoints. Default: that of the context.
+    /// Namespace of endpoints. Default: that of the context; for `status` and `tree` all that you may list.
     #[arg(short, long, global = true)]
     pub namespace: Option<String>,
     /// Endpoints of all namespaces.

@@ -70,13 +70,15 @@ mod tests {
 
     #[test]
     fn reasons_and_drops_are_explained_in_any_case() {
-        let [full] = &explain("networkfull")[..] else {
-            panic!("NetworkFull");
+        let found = explain("networkfull");
+        let [full] = &found[..] else {
+            panic!("{found:?}");
         };
         assert_eq!(full.name, "NetworkFull");
         assert!(full.remedy.contains("append a range"), "{full:?}");
-        let [outside] = &explain("outside_vpc")[..] else {
-            panic!("outside_vpc");
+        let found = explain("outside_vpc");
+        let [outside] = &found[..] else {
+            panic!("{found:?}");
         };
         assert_eq!(outside.of, "drop");
         assert!(outside.meaning.starts_with("destination outside"), "{outside:?}");

@@ -35,7 +35,7 @@ impl Verdict {
     }
 
     pub fn of(lines: &[Line]) -> Self {
-        let has = |level| lines.iter().any(|line| line.level == level);
+        let has = |level: Level| lines.iter().any(|line| line.level == level);
         Self::from_findings(has(Level::Warn), has(Level::Unseen))
     }
 

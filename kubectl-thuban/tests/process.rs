@@ -1,0 +1,104 @@
+//! The plugin as a process, without a cluster: words, exit statuses, and what it says when it can't look.
+
+#![allow(clippy::unwrap_used)] // a test
+
+use std::process::{Command, Output};
+
+const VERBS: [&str; 7] = [
+    "status",
+    "check",
+    "tree",
+    "endpoints",
+    "explain",
+    "version",
+    "completions",
+];
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_kubectl-thuban"))
+        .args(arguments)
+        .env_remove("KUBECONFIG")
+        .env_remove("THUBAN_NAMESPACE")
+        .output()
+        .unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn every_verb_has_help_with_examples() {
+    let output = run(&["--help"]);
+    let help = text(&output.stdout);
+    assert!(
+        help.contains("kubectl thuban") && help.contains("Exit status:"),
+        "{help}"
+    );
+    assert!(help.starts_with("Says how Thuban stands"), "{help}");
+    for verb in VERBS {
+        assert!(help.contains(&format!("  {verb}")), "{verb}: {help}");
+        let output = run(&[verb, "--help"]);
+        let help = text(&output.stdout);
+        assert!(output.status.success(), "{verb}");
+        assert!(
+            help.contains("Examples:") && help.contains("--context"),
+            "{verb}: {help}"
+        );
+    }
+}
+
+#[test]
+fn a_reason_is_explained_without_a_cluster() {
+    let output = run(&["explain", "networkfull"]);
+    assert_eq!(output.status.code(), Some(0));
+    let said = text(&output.stdout);
+    assert!(
+        said.contains("NetworkFull") && said.contains("append a range"),
+        "{said}"
+    );
+    assert!(!said.contains('\x1b'), "colour, and this is no terminal: {said}");
+    let output = run(&["explain", "outside_vpc", "-o", "json"]);
+    let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(said[0]["of"], "drop");
+    let output = run(&["explain", "NetworkFul"]);
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(
+        said.contains("did you mean") && said.contains("NetworkFull"),
+        "{said}"
+    );
+}
+
+#[test]
+fn no_cluster_means_that_it_could_not_look() {
+    for verb in ["status", "check", "tree", "endpoints", "version"] {
+        let output = run(&[verb, "--kubeconfig", "/nonexistent/kubeconfig"]);
+        assert_eq!(output.status.code(), Some(2), "{verb}");
+        let said = text(&output.stderr);
+        assert!(said.starts_with("error: kubeconfig: "), "{verb}: {said}");
+        assert!(output.stdout.is_empty(), "{verb}");
+    }
+}
+
+#[test]
+fn a_wrong_command_line_is_refused() {
+    for line in [&["statuss"][..], &["endpoints", "-o", "xml"], &["explain"]] {
+        let output = run(line);
+        assert_eq!(output.status.code(), Some(2), "{line:?}");
+        assert!(text(&output.stderr).contains("error:"), "{line:?}");
+    }
+}
+
+#[test]
+fn shells_get_a_script() {
+    for shell in ["bash", "zsh", "fish"] {
+        let output = run(&["completions", shell]);
+        assert!(output.status.success(), "{shell}");
+        let script = text(&output.stdout);
+        assert!(
+            script.contains("kubectl-thuban") && script.contains("endpoints"),
+            "{shell}: {script}"
+        );
+    }
+}
