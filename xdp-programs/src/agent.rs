@@ -213,7 +213,8 @@ fn route<F: Frame>(
         };
         work.mark = host::mark_of_sent_on(tc, attachment);
         work.interface = tc.interface();
-        if work.mark != 0 && payer(work.mark, attachment.vni) != attachment.vni {
+        // A pod that is unknown, because it has just gone, is not taken for one of this VPC.
+        if work.mark >> 16 != 0 && payer(work.mark, 0) != attachment.vni {
             observed.stamp.class = SHARED_SERVICE_CLASS;
         }
         match service::to_backend(tc, attachment.vni, packet, work)? {

@@ -1,5 +1,7 @@
 //! Shares of CONNECTIONS, PENDING and FLOWS: how many entries a client and its VPC have.
 
+use core::intrinsics::{AtomicOrdering, atomic_xadd};
+
 use aya_ebpf::bindings::BPF_ANY;
 use thuban_common::{
     host_stack::{MARK_HOST_ENDPOINT, MARK_MASK},
@@ -24,7 +26,7 @@ const EPOCHS: u32 = 8;
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn payer(mark: u32, vni: u32) -> u32 {
-    if mark & MARK_MASK != MARK_HOST_ENDPOINT || mark == MARK_HOST_ENDPOINT {
+    if mark & MARK_MASK != MARK_HOST_ENDPOINT || mark >> 16 == 0 {
         return vni;
     }
     // The mark has the low half of an interface's number.
@@ -151,18 +153,21 @@ pub fn give_back(of: &EndpointKey, less: u32) {
     }
 }
 
-/// Adds to a count. User space, which counts anew, corrects what is lost between CPUs.
+/// Adds to a count. Nothing is lost between CPUs: what is not counted would be room beyond the limit.
 #[inline(always)]
 fn add(count: *mut u32, more: u32) {
     // SAFETY: as in `has_less`; a single word.
-    unsafe { *count += more };
+    unsafe { atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(count, more) };
 }
 
-/// Subtracts from a count as [`add`] adds, but never below zero.
+/// Subtracts from a count that is not less. A count that several CPUs bring below zero at once is right again after as
+/// many additions, or when user space counts anew.
 #[inline(always)]
 fn take(count: *mut u32, less: u32) {
     // SAFETY: as in `has_less`; a single word.
-    unsafe { *count = (*count).saturating_sub(less) };
+    if unsafe { count.read_volatile() } >= less {
+        add(count, less.wrapping_neg());
+    }
 }
 
 #[inline(never)]

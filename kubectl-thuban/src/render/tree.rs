@@ -132,7 +132,7 @@ fn state(phase: Option<Phase>, reason: Option<&str>) -> String {
     match (phase, reason) {
         (_, Some(reason)) => reason.to_owned(),
         (Some(Phase::Init), None) => "Init".to_owned(),
-        (Some(Phase::Provisioned), None) | (None, None) => String::new(),
+        (Some(Phase::Provisioned) | None, None) => String::new(),
     }
 }
 
