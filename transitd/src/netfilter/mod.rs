@@ -108,6 +108,11 @@ pub fn dropped(nft: &Nft) -> Vec<(&'static str, u64)> {
     counted.collect()
 }
 
+/// How long nft may take for one set of ingress policies, when each is written by itself.
+const SET_TIMEOUT: Duration = Duration::from_secs(10);
+/// After so many sets that nft was late with, larger ones are not tried.
+const MAX_LATE_SETS: usize = 3;
+
 /// The tables as they were last written.
 #[derive(Debug)]
 pub struct Netfilter {
@@ -125,7 +130,7 @@ pub struct Netfilter {
     written_overlay_port: Option<OverlayPort>,
     written_limits: Option<Limited>,
     written_admission: Option<Admission>,
-    /// Sets of which the kernel does not take what they say of clients outside.
+    /// Sets of which the kernel does not take what they say of clients outside, or takes too long.
     refused_sets: BTreeSet<policy::Set>,
     shares: PortShares,
     shares_file: BootFile<PortShares>,
@@ -208,8 +213,8 @@ impl Netfilter {
         Ok(())
     }
 
-    /// Has the node's own stack lead to pods whom their ingress policies accept. A set that the kernel refuses accepts
-    /// nobody. Table `inet thuban` may lead to the pods after that.
+    /// Has the node's own stack lead to pods whom their ingress policies accept. A set that the kernel refuses, or that
+    /// nft is late with, accepts nobody. Table `inet thuban` may lead to the pods after that.
     pub fn admit(&mut self, mut wanted: Admission) -> Result<(), NetfilterError> {
         self.refused_sets.retain(|set| wanted.sets.contains_key(set));
         wanted.sets.retain(|set, _| !self.refused_sets.contains(set));
@@ -220,10 +225,10 @@ impl Netfilter {
         let changes = written.and_then(|written| policy::changes(&written, &wanted));
         let text = changes.unwrap_or_else(|| policy::ruleset(&wanted));
         self.written_admission = match self.nft.write(&text) {
-            Err(NetfilterError::Refused(why)) => {
+            Err(error @ (NetfilterError::Refused(_) | NetfilterError::Late { .. })) => {
                 warn!(
-                    why,
-                    "the kernel refused a set of ingress policies for clients outside"
+                    error = &error as &dyn std::error::Error,
+                    "ingress policies for clients outside could not be written at once, each set is tried by itself"
                 );
                 Some(self.admit_each(wanted)?)
             }
@@ -233,26 +238,43 @@ impl Netfilter {
     }
 
     /// Closes all pods with an ingress set, then opens them by one set after the other, as far as the kernel takes it.
+    /// Begins with the smallest set, so that a set which takes too long keeps no smaller one closed.
     fn admit_each(&mut self, wanted: Admission) -> Result<Admission, NetfilterError> {
+        let quick = Nft {
+            patience: self.nft.patience.min(SET_TIMEOUT),
+            ..self.nft.clone()
+        };
         let mut written = Admission {
             pods: wanted.pods,
             rejecting: wanted.rejecting,
             ..Admission::default()
         };
-        self.nft.write(&policy::ruleset(&written))?;
-        for (set, outside) in wanted.sets {
+        quick.write(&policy::ruleset(&written))?;
+        let mut sets: Vec<_> = wanted.sets.into_iter().collect();
+        sets.sort_by_cached_key(|(_, outside)| outside.cost());
+        let mut late = 0;
+        for (set, outside) in sets {
             let mut more = written.clone();
             more.sets.insert(set, outside);
-            match self
-                .nft
-                .write(&policy::changes(&written, &more).unwrap_or_default())
-            {
-                Ok(()) => written = more,
-                Err(NetfilterError::Refused(_)) => {
+            let text = policy::changes(&written, &more).unwrap_or_default();
+            let tried = (late < MAX_LATE_SETS).then(|| quick.write(&text));
+            match tried.transpose() {
+                Ok(Some(())) => written = more,
+                Err(error) if !matches!(error, NetfilterError::Refused(_) | NetfilterError::Late { .. }) => {
+                    return Err(error);
+                }
+                // Refused, late, or not tried.
+                failed => {
+                    late += usize::from(matches!(failed, Err(NetfilterError::Late { .. })));
+                    let (vni, id) = set;
+                    warn!(%vni, set = %id, "a set of ingress policies accepts no client outside, because of nft");
                     self.refused_sets.insert(set);
                 }
-                Err(error) => return Err(error),
             }
+        }
+        if late > 0 {
+            // The kernel may have obeyed an nft that was ended.
+            self.nft.write(&policy::ruleset(&written))?;
         }
         Ok(written)
     }
@@ -361,5 +383,100 @@ impl Netfilter {
             };
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use thuban_rows::builders;
+
+    use super::nft::tests::Played;
+    use super::*;
+    use crate::attachments::store::Owner;
+    use crate::program::policy::Outside;
+
+    fn netfilter(played: &Played) -> Netfilter {
+        let own = OwnAddresses {
+            dns: None,
+            underlay: Ipv4Addr::LOCALHOST,
+            pod_ports: None,
+        };
+        let owner = Owner {
+            node: "node".into(),
+            boot_id: "boot".into(),
+        };
+        Netfilter::new(
+            played.nft.clone(),
+            own,
+            BootFile::new(played.folder.join("ports"), owner),
+        )
+    }
+
+    /// Returns a pod with a set of each number. Sets with greater numbers are larger.
+    fn admission(numbers: std::ops::RangeInclusive<u8>) -> Admission {
+        let set = |number| (builders::VNI, builders::policy_id(number));
+        let pods = numbers.clone().map(|number| {
+            let pod = Ipv4Addr::new(10, 0, 0, number);
+            (std::net::IpAddr::V4(pod), set(number.into()))
+        });
+        let sets = numbers.map(|number| {
+            let ports = (0..u32::from(number)).map(|n| (2 * n, 2 * n));
+            let outside = Outside {
+                rest: ports.collect(),
+                ranges: Vec::new(),
+            };
+            (set(number.into()), Arc::new(outside))
+        });
+        Admission {
+            pods: pods.collect(),
+            rejecting: BTreeSet::new(),
+            sets: sets.collect::<BTreeMap<_, _>>(),
+        }
+    }
+
+    fn numbers<'a>(sets: impl Iterator<Item = &'a policy::Set>) -> Vec<u32> {
+        sets.map(|(_, id)| id.get()).collect()
+    }
+
+    /// A played nft hangs at the chain of a set that this pattern of the shell matches.
+    fn hanging(name: &str, pattern: &str) -> Played {
+        Played::new(
+            name,
+            &format!(
+                "text=$(cat); echo run >> \"${{0%/*}}/runs\"\n\
+                 case \"$text\" in *\"chain set-7-\"{pattern}\"-0 {{\"*) exec sleep 600;; esac"
+            ),
+        )
+    }
+
+    #[test]
+    fn a_set_that_nft_is_late_with_is_closed_alone() {
+        let played = hanging("late-set", "000008");
+        let mut netfilter = netfilter(&played);
+        netfilter.admit(admission(7..=9)).unwrap();
+        let written = netfilter.written_admission.as_ref().unwrap();
+        assert_eq!(numbers(written.sets.keys()), [7, 9]);
+        assert_eq!(written.pods.len(), 3);
+        assert_eq!(numbers(netfilter.refused_sets.iter()), [8]);
+        let runs = || std::fs::read_to_string(played.folder.join("runs")).unwrap();
+        // All at once, none, each, and the whole without the late one.
+        assert_eq!(runs().lines().count(), 6);
+        netfilter.admit(admission(7..=9)).unwrap();
+        assert_eq!(runs().lines().count(), 6, "it is not tried again");
+    }
+
+    #[test]
+    fn larger_sets_than_some_late_ones_are_not_tried() {
+        let played = hanging("late-sets", "00000[2-9]");
+        let mut netfilter = netfilter(&played);
+        netfilter.admit(admission(1..=9)).unwrap();
+        let written = netfilter.written_admission.as_ref().unwrap();
+        assert_eq!(numbers(written.sets.keys()), [1]);
+        assert_eq!(netfilter.refused_sets.len(), 8);
+        let runs = std::fs::read_to_string(played.folder.join("runs")).unwrap();
+        assert_eq!(runs.lines().count(), 1 + 1 + 1 + MAX_LATE_SETS + 1);
     }
 }

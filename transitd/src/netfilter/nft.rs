@@ -115,37 +115,41 @@ impl Nft {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::os::unix::fs::PermissionsExt;
     use std::time::Instant;
 
     use super::*;
 
     /// A program that does this instead of nft.
-    struct Played(PathBuf, Nft);
+    pub struct Played {
+        pub folder: PathBuf,
+        pub nft: Nft,
+    }
 
     impl Played {
-        fn new(name: &str, script: &str) -> Self {
+        pub fn new(name: &str, script: &str) -> Self {
             let folder = std::env::temp_dir().join(format!("nft-{name}-{}", std::process::id()));
             std::fs::create_dir_all(&folder).unwrap();
             let program = folder.join("nft");
             std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
             std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
             let patience = Duration::from_secs(2);
-            Self(folder, Nft { program, patience })
+            let nft = Nft { program, patience };
+            Self { folder, nft }
         }
     }
 
     impl Drop for Played {
         fn drop(&mut self) {
-            let _ = std::fs::remove_dir_all(&self.0);
+            let _ = std::fs::remove_dir_all(&self.folder);
         }
     }
 
     #[test]
     fn nft_that_never_ends_is_ended() {
         let played = Played::new("late", "exec sleep 600");
-        let nft = &played.1;
+        let nft = &played.nft;
         let start = Instant::now();
         let text = "x".repeat(1 << 20);
         assert!(matches!(nft.write(&text), Err(NetfilterError::Late { .. })));
@@ -156,13 +160,13 @@ mod tests {
     #[test]
     fn text_goes_in_and_what_nft_says_comes_out() {
         let refusing = Played::new("refusing", "cat >&2; exit 1");
-        let Err(NetfilterError::Refused(said)) = refusing.1.write("one\ntwo\n") else {
+        let Err(NetfilterError::Refused(said)) = refusing.nft.write("one\ntwo\n") else {
             panic!("it refused");
         };
         assert_eq!(said, "one");
         let counting = Played::new("counting", "test \"$(wc -c)\" = 1048576");
-        counting.1.write(&"x".repeat(1 << 20)).unwrap();
+        counting.nft.write(&"x".repeat(1 << 20)).unwrap();
         let listing = Played::new("listing", "echo \"$@\"");
-        assert_eq!(listing.1.list(&["list", "tables"]).unwrap(), b"list tables\n");
+        assert_eq!(listing.nft.list(&["list", "tables"]).unwrap(), b"list tables\n");
     }
 }

@@ -26,6 +26,8 @@ pub struct Entries {
     blocks: Vec<(Prefix, Content)>,
     /// The parts of lists that aren't there yet.
     parts: usize,
+    /// What an ingress set costs nftables.
+    cost: Option<usize>,
 }
 
 impl Entries {
@@ -54,9 +56,8 @@ impl Entries {
             }
         }
         let blocks = blocks::prefixes(row, &mut contents)?;
-        if !row.is_egress {
-            outside::admit(&outside, &blocks)?;
-        }
+        let cost = || outside::cost(row.is_isolated, &outside, &blocks);
+        let cost = (!row.is_egress).then(cost).transpose()?;
         Ok(Self {
             own,
             other,
@@ -64,6 +65,7 @@ impl Entries {
             classes: of_classes,
             blocks,
             parts: contents.iter().map(|content| store.parts_of(own, content)).sum(),
+            cost,
         })
     }
 
@@ -101,6 +103,9 @@ impl Entries {
             blocks: blocks.count(),
             lists: self.parts,
         };
+        if let Some(cost) = self.cost {
+            store.costs.admit(self.own, cost)?;
+        }
         store.admit(self.own, needs)
     }
 
@@ -108,6 +113,9 @@ impl Entries {
     pub fn write(&self, store: &mut Store, set: &Set, ranges: Option<&[Prefix]>) {
         let row = set.row();
         let own = self.own;
+        if let Some(cost) = self.cost {
+            store.costs.put(own, cost);
+        }
         let wanted: HashSet<Prefix> = self.blocks.iter().map(|(prefix, _)| *prefix).collect();
         let there: Vec<_> = store.blocks(own, Prefix::ALL).collect();
         for (prefix, _) in there {
@@ -143,6 +151,7 @@ impl Entries {
 
 /// Makes a set deny all that comes, by the entry of [`PEER_OTHER`] alone.
 pub fn deny_all(store: &mut Store, set: u64) {
+    forget_cost(store, set);
     let key = |peer| GrantKey { set, peer };
     // Without any entry it denies all, too.
     if store.grant(&key(PEER_OTHER)).is_some() || store.admit(set, Usage::GRANT).is_ok() {
@@ -158,10 +167,16 @@ pub fn deny_all(store: &mut Store, set: u64) {
 
 /// Removes all entries of a set, by which nothing is judged any more.
 pub fn remove_all(store: &mut Store, set: u64) {
+    forget_cost(store, set);
     for peer in store.peers(set) {
         store.remove_grant(GrantKey { set, peer });
     }
     store.remove_blocks(set);
+}
+
+fn forget_cost(store: &mut Store, set: u64) {
+    let has_freed = store.costs.remove(set);
+    store.has_freed |= has_freed;
 }
 
 /// Writes what a set that doesn't deny all says of a class that comes. An error: there is no room for the entry.

@@ -18,11 +18,12 @@ use thuban_common::policy::{
 
 use super::blocks::Prefix;
 use super::lists::{Content, parts, tree};
+use super::outside::Costs;
 use crate::dataplane::policy::{BLOCKS, Change, GRANTS, LISTS};
 use crate::dataplane::reserve::Shared;
 
 /// The shares of a map: a VPC may have at most one of them.
-const SHARES: usize = 4;
+pub const SHARES: usize = 4;
 
 /// Why there is no room for a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -140,6 +141,8 @@ pub struct Store {
     of_vpcs: HashMap<u32, Usage>,
     changes: Vec<Change>,
     retired: Retired,
+    /// What ingress sets cost nftables. They are not in the maps.
+    pub costs: Costs,
     /// Whether entries went since this was set to false.
     pub has_freed: bool,
 }
@@ -159,6 +162,7 @@ impl Store {
             of_vpcs: HashMap::new(),
             changes: Vec::new(),
             retired: Retired::default(),
+            costs: Costs::default(),
             has_freed: false,
         }
     }
@@ -421,7 +425,7 @@ impl Store {
     }
 }
 
-const fn vni(set: u64) -> u32 {
+pub const fn vni(set: u64) -> u32 {
     (set >> 24) as u32
 }
 

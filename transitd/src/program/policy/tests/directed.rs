@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use ipnet::IpNet;
+use thuban_common::host_stack::NFT_POLICY_TABLE;
 use thuban_common::policy::{
     Decision, GRANT_ASKS_BLOCKS, GRANT_DENIES, MAX_RANGES, PEER_OTHER, PEER_OUTSIDE, SHARED_SERVICE_CLASS,
     of_vpc,
@@ -13,6 +14,8 @@ use thuban_rows::{
 };
 
 use super::super::lists::parts;
+use super::super::outside::STACK_CAPACITY;
+use super::super::store::SHARES;
 use super::super::{Change, NoRoom, PolicyTables, Retired, Usage};
 use super::maps::Maps;
 use super::{VNI, id};
@@ -389,16 +392,43 @@ fn a_set_that_says_too_much_of_clients_outside_denies_all() {
         ..set(number, rules)
     };
     let mut tables = PolicyTables::default();
-    tables.put_set(set(2, rules(1000))).unwrap();
-    tables.put_set(set(3, rules(1100))).unwrap();
+    tables.put_set(set(2, rules(60))).unwrap();
+    tables.put_set(set(3, rules(61))).unwrap();
     // Nothing of it is for nftables.
     tables.put_set(egress(4, rules(1100))).unwrap();
     assert_eq!(tables.full().collect::<Vec<_>>(), [((VNI, id(3)), NoRoom::Set)]);
     let begun = std::time::Instant::now();
     let outside = tables.outside(VNI, id(2)).unwrap();
     println!("{} ranges in {:?}", outside.ranges.len(), begun.elapsed());
-    assert_eq!(outside.ranges.len(), 1000);
+    assert_eq!(outside.ranges.len(), 60);
+    assert!(outside.cost() <= STACK_CAPACITY / SHARES);
     assert!(tables.outside(VNI, id(3)).is_none());
+}
+
+#[test]
+fn a_vpc_that_fills_nftables_keeps_no_set_of_others_closed() {
+    let ports = |count: u16| PolicyRule {
+        anyone: true,
+        ports: (0..count).map(|n| tcp(2 * n)).collect(),
+        ..rule()
+    };
+    let mut tables = PolicyTables::default();
+    // Each of a tenant's costs 9,064 and is a list of its own VPC.
+    for number in 1..=8 {
+        tables.put_set(set(number, vec![ports(9000)])).unwrap();
+    }
+    let other = |number| PolicySet {
+        vni: builders::vni(8),
+        ..set(number, vec![ports(9000)])
+    };
+    tables.put_set(other(1)).unwrap();
+    let full = |tables: &PolicyTables| tables.full().collect::<Vec<_>>();
+    assert_eq!(full(&tables), [((VNI, id(8)), NoRoom::Share(NFT_POLICY_TABLE))]);
+    assert!(tables.outside(VNI, id(8)).is_none());
+    assert!(tables.outside(VNI, id(7)).is_some() && tables.outside(builders::vni(8), id(1)).is_some());
+    tables.remove_set(VNI, id(1));
+    tables.flush();
+    assert!(full(&tables).is_empty(), "it has room now");
 }
 
 #[test]
