@@ -236,6 +236,7 @@ mod tests {
         let status = Status {
             code,
             message: "said".to_owned(),
+            reason: "Failed to parse error data".to_owned(),
             ..Status::default()
         };
         Err(kube::Error::Api(status.boxed()))
