@@ -152,6 +152,8 @@ mod tests {
     use super::*;
 
     const TIME: Duration = Duration::from_mins(10);
+    /// A second less than [`TIME`]
+    const ALMOST: Duration = Duration::from_secs(599);
 
     type Seen = Arc<Mutex<Vec<String>>>;
 
@@ -170,7 +172,7 @@ mod tests {
         let (levels, seen) = levels();
         levels.change("debug", TIME).unwrap();
         assert!(levels.describe().starts_with("levels: debug\n"));
-        sleep(TIME - Duration::from_secs(1)).await;
+        sleep(ALMOST).await;
         assert_eq!(*seen.lock().unwrap(), ["debug"]);
         sleep(Duration::from_secs(2)).await;
         assert_eq!(*seen.lock().unwrap(), ["debug", "info"]);
@@ -183,7 +185,7 @@ mod tests {
         levels.change("debug", TIME).unwrap();
         sleep(TIME / 2).await;
         levels.change("trace", TIME).unwrap();
-        sleep(TIME - Duration::from_secs(1)).await;
+        sleep(ALMOST).await;
         assert_eq!(*seen.lock().unwrap(), ["debug", "trace"]);
         levels.change(DEFAULT, TIME).unwrap();
         sleep(TIME).await;

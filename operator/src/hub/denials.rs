@@ -7,7 +7,7 @@
 mod drops;
 mod report;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -79,7 +79,7 @@ pub(super) struct Denials {
     reports: DenialReports,
     /// The sets of which droplets are to be asked, by VPC. While those of a VPC are the same, so is what is shared.
     vpcs: BTreeMap<Arc<str>, Arc<VpcSets>>,
-    asked: HashMap<String, Asked>,
+    asked: BTreeMap<String, Asked>,
     drops: DropReports,
 }
 
