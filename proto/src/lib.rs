@@ -39,8 +39,8 @@ pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
 /// Version of the transit contract, sent in `Hello`. Operator and transitd work together when their versions are at
 /// most one apart: each ignores fields and messages that it doesn't know. The kinds of rows that a droplet understands
 /// are listed separately, in `Hello.row_kinds`. A droplet sends `Denials`, and drops in them, only to an operator that
-/// has asked for them, so they needed no version. Version 2 added `Load`, `LocalRow.moved_from` and `relays` of `VpcRow`
-/// and `NetworkRow`.
+/// has asked for them, so they needed no version. Version 2 added `Load`, `LocalRow.moved_from` and `relays` of
+/// `VpcRow` and `NetworkRow`.
 pub const PROTOCOL_VERSION: u32 = 2;
 /// The most entries of one `Denials`.
 pub const MAX_DENIALS: usize = 1024;

@@ -1,7 +1,7 @@
 //! transitd: the daemon that owns a droplet's veths, programs, tables and attachments.
 //!
-//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace`, `denials` and
-//! `log` only what it says.
+//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace`, `denials`
+//! and `log` only what it says.
 
 #[cfg(feature = "clock-steps")]
 mod clock_steps;

@@ -101,7 +101,8 @@ impl Plane {
     }
 }
 
-/// Applies the manifests, whose names begin with their order. Without controllers the workloads among them start nothing.
+/// Applies the manifests, whose names begin with their order. Without controllers the workloads among them start
+/// nothing.
 fn apply(cluster: &Cluster, folder: &Path) -> Result<()> {
     let is_manifest = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
