@@ -27,7 +27,7 @@ pub struct Policies {
     maps: PolicyMaps,
     /// Lists that are out of use, and since when no entry in the maps names them.
     retired: Vec<(Instant, Retired)>,
-    /// Sets without room of which the operator was told.
+    /// Sets that lack room of which the operator was told.
     refused: BTreeSet<RowKey>,
 }
 
@@ -131,11 +131,13 @@ impl Policies {
         self.write()
     }
 
-    /// Returns the sets without room of which the operator is to be told: those that it has just sent, and those that
+    /// Returns the sets that lack room of which the operator is to be told: those that it has just sent, and those that
     /// had room before.
     pub fn refused(&mut self, sent: &BTreeSet<RowKey>) -> Vec<(RowKey, NoRoom)> {
-        let full = self.tables.full();
-        let full: Vec<_> = full
+        let full: Vec<_> = self
+            .tables
+            .full()
+            .chain(self.tables.lacking())
             .map(|((vni, id), why)| (RowKey::PolicySet(vni, id), why))
             .collect();
         let now = full.iter().map(|(key, _)| key.clone()).collect();

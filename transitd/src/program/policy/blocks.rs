@@ -15,7 +15,7 @@ use super::lists::{Content, Contents};
 use super::store::NoRoom;
 
 /// The most spans that are compared for the blocks of a set, so that no VPC keeps the node busy.
-const MAX_SPANS: usize = 1 << 22;
+const MAX_SPANS: usize = 1 << 19;
 
 /// A range of addresses as the key of BLOCKS has it. Ordered, so that what it holds comes directly behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,6 +107,7 @@ pub fn prefixes(set: &PolicySet, contents: &mut Contents) -> Result<Vec<(Prefix,
         blocks.retain(|block| edge.excepts.binary_search(block).is_err());
         let spans = spans(set, blocks.iter().map(|block| ranks[*block]));
         compared += spans.len();
+        contents.work += spans.len();
         if compared > MAX_SPANS {
             return Err(NoRoom::Set);
         }

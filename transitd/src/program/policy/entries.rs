@@ -24,48 +24,66 @@ pub struct Entries {
     /// The classes of which the set says something else than of those that it doesn't know.
     classes: Vec<(u64, Content)>,
     blocks: Vec<(Prefix, Content)>,
-    /// The parts of lists that aren't there yet.
-    parts: usize,
     /// What an ingress set costs nftables.
     cost: Option<usize>,
+    /// Why some classes aren't among these, though the set says something else of them.
+    lacking: Option<NoRoom>,
 }
 
 impl Entries {
-    /// Compiles a set for these classes of its VPC and those without a row.
-    pub fn new(store: &Store, set: &Set, classes: &BTreeMap<PolicyId, Class>) -> Result<Self, NoRoom> {
+    /// Compiles a set for these classes of its VPC and those without a row. An error doesn't depend on the classes.
+    pub fn new(
+        store: &Store,
+        set: &Set,
+        classes: &BTreeMap<PolicyId, Class>,
+        contents: &mut Contents,
+    ) -> Result<Self, NoRoom> {
         let row = set.row();
         let own = key(row.vni, row.id);
-        let mut contents = Contents::new(store.share().lists);
         let other = contents.add(set.of_unknown())?;
         let outside = contents.add(set.of_outside())?;
+        let blocks = blocks::prefixes(row, contents)?;
+        if blocks.len() > store.share().blocks {
+            return Err(NoRoom::Set);
+        }
+        let cost = || outside::cost(row.is_isolated, &outside, &blocks);
+        let cost = (!row.is_egress).then(cost).transpose()?;
         let rowless = [plain(row.vni), shared_service(row.vni)];
         // A client by a shared Service is never a destination.
         let rowless = &rowless[..if row.is_egress { 1 } else { 2 }];
-        let mut by_look: HashMap<Look<'_>, Content> = HashMap::new();
-        let mut of_classes = Vec::new();
-        for class in classes.values().chain(rowless) {
+        // Where not all have room, those that have a grant keep it.
+        let has_grant = |class: &&Class| {
+            let peer = key(class.vni, class.id);
+            store.grant(&GrantKey { set: own, peer }).is_some()
+        };
+        let (mut ordered, others): (Vec<&Class>, Vec<&Class>) =
+            rowless.iter().chain(classes.values()).partition(has_grant);
+        ordered.extend(others);
+        let mut by_look: HashMap<Look<'_>, Result<Content, NoRoom>> = HashMap::new();
+        let (mut of_classes, mut lacking) = (Vec::new(), None);
+        for class in ordered {
             let content = match by_look.entry(set.look(class)) {
                 Entry::Occupied(known) => known.get().clone(),
                 Entry::Vacant(place) => {
-                    let content = contents.add(set.of_classes(place.key()))?;
+                    contents.work += row.rules.len();
+                    let content = contents.add(set.of_classes(place.key()));
                     place.insert(content).clone()
                 }
             };
-            if content != other {
-                of_classes.push((key(class.vni, class.id), content));
+            match content {
+                Ok(content) if content == other => {}
+                Ok(content) => of_classes.push((key(class.vni, class.id), content)),
+                Err(why) => lacking = Some(why),
             }
         }
-        let blocks = blocks::prefixes(row, &mut contents)?;
-        let cost = || outside::cost(row.is_isolated, &outside, &blocks);
-        let cost = (!row.is_egress).then(cost).transpose()?;
         Ok(Self {
             own,
             other,
             outside,
             classes: of_classes,
             blocks,
-            parts: contents.iter().map(|content| store.parts_of(own, content)).sum(),
             cost,
+            lacking,
         })
     }
 
@@ -87,26 +105,57 @@ impl Entries {
         there.len() != self.blocks.len() || !self.blocks.iter().all(is_there)
     }
 
-    /// Returns an error unless there is room for the entries.
-    pub fn admit(&self, store: &Store) -> Result<(), NoRoom> {
-        let is_new = |peer: &u64| {
-            let key = GrantKey {
-                set: self.own,
-                peer: *peer,
-            };
-            store.grant(&key).is_none()
+    /// Drops the classes that there is no room for. Their packets are judged as those of unknown classes: the set
+    /// accepts no more of these than of known ones. Returns why, if there are such classes. An error: there is no room
+    /// for the other entries.
+    pub fn admit(&mut self, store: &Store) -> Result<Option<NoRoom>, NoRoom> {
+        let own = self.own;
+        // Equal contents are one: see `Contents`.
+        let mut counted = HashSet::new();
+        let grants = |peer| usize::from(store.grant(&GrantKey { set: own, peer }).is_none());
+        let mut needs = Usage {
+            grants: grants(PEER_OTHER) + grants(PEER_OUTSIDE),
+            ..Usage::default()
         };
-        let blocks = self.blocks.iter();
-        let blocks = blocks.filter(|(prefix, _)| store.block(self.own, *prefix).is_none());
-        let needs = Usage {
-            grants: self.peers().filter(is_new).count(),
-            blocks: blocks.count(),
-            lists: self.parts,
-        };
-        if let Some(cost) = self.cost {
-            store.costs.admit(self.own, cost)?;
+        for (prefix, _) in &self.blocks {
+            needs.blocks += usize::from(store.block(own, *prefix).is_none());
         }
-        store.admit(self.own, needs)
+        let of_blocks = self.blocks.iter().map(|(_, content)| content);
+        for content in of_blocks.chain([&self.other, &self.outside]) {
+            if counted.insert(content.as_ptr()) {
+                needs.lists += store.parts_of(own, content);
+            }
+        }
+        if let Some(cost) = self.cost {
+            store.costs.admit(own, cost)?;
+        }
+        store.admit(own, needs)?;
+        let mut lacking = self.lacking;
+        let mut has_grants = true;
+        self.classes.retain(|(class, content)| {
+            let is_counted = counted.contains(&content.as_ptr());
+            let more = Usage {
+                grants: grants(*class),
+                blocks: 0,
+                lists: if is_counted {
+                    0
+                } else {
+                    store.parts_of(own, content)
+                },
+            };
+            if more.grants > 0 && !has_grants {
+                return false;
+            }
+            if let Err(why) = store.admit(own, needs.plus(more)) {
+                has_grants &= more.lists > 0;
+                lacking = Some(why);
+                return false;
+            }
+            needs = needs.plus(more);
+            counted.insert(content.as_ptr());
+            true
+        });
+        Ok(lacking)
     }
 
     /// Writes the entries in the place of those that the set has.
@@ -179,7 +228,8 @@ fn forget_cost(store: &mut Store, set: u64) {
     store.has_freed |= has_freed;
 }
 
-/// Writes what a set that doesn't deny all says of a class that comes. An error: there is no room for the entry.
+/// Writes what a set that doesn't deny all says of a class that comes. An error: there is no room for the entry, and the
+/// class is judged as unknown.
 pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), NoRoom> {
     let row = set.row();
     let own = key(row.vni, row.id);

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use thuban_common::policy::{ListEntry, MAX_RANGES, PortRange, RANGES};
 
 use super::store::NoRoom;
-use crate::dataplane::policy::LISTS;
 
 /// The ranges of a list: ascending, none touched by another that decides the same. A list without ranges has number 0
 /// and no parts.
@@ -18,6 +17,8 @@ pub struct Contents {
     known: HashSet<Content>,
     parts: usize,
     most_parts: usize,
+    /// Ranges and rules that were looked at for the contents.
+    pub work: usize,
 }
 
 impl Contents {
@@ -26,28 +27,27 @@ impl Contents {
             known: HashSet::new(),
             parts: 0,
             most_parts,
+            work: 0,
         }
     }
 
-    /// Returns the content of these ranges.
+    /// Returns the content of these ranges. An error: the set alone has more than there is for a VPC.
     pub fn add(&mut self, ranges: Vec<PortRange>) -> Result<Content, NoRoom> {
+        self.work += ranges.len();
         if let Some(known) = self.known.get(&*ranges) {
             return Ok(known.clone());
         }
         if ranges.len() > MAX_RANGES {
             return Err(NoRoom::Set);
         }
-        self.parts += parts(ranges.len());
-        if self.parts > self.most_parts {
-            return Err(NoRoom::Share(LISTS));
+        let parts = self.parts + parts(ranges.len());
+        if parts > self.most_parts {
+            return Err(NoRoom::Set);
         }
+        self.parts = parts;
         let content = Content::from(ranges);
         self.known.insert(content.clone());
         Ok(content)
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &Content> {
-        self.known.iter()
     }
 }
 
@@ -130,7 +130,7 @@ mod tests {
         assert!(Arc::ptr_eq(&ten, &contents.add(ranges(10)).unwrap()));
         contents.add(ranges(9)).unwrap();
         contents.add(ranges(8)).unwrap();
-        assert!(contents.add(ranges(7)).is_err());
+        assert_eq!(contents.add(ranges(7)), Err(NoRoom::Set));
         let mut contents = Contents::new(2000);
         contents.add(ranges(MAX_RANGES as u32)).unwrap();
         assert!(contents.add(ranges(MAX_RANGES as u32 + 1)).is_err());

@@ -1,7 +1,9 @@
 //! What the rows of classes and sets mean in GRANTS, BLOCKS and LISTS.
 //!
 //! Invariant: each call's changes come in an order in which every packet is judged as before the call or as after it,
-//! whatever part of them is made. A set without room denies all. Pure: must not touch maps.
+//! whatever part of them is made. A set without room denies all. If there is room for the set but not for all classes,
+//! the classes without an entry are judged as unknown, of which a set accepts no more than of others. Pure: must not
+//! touch maps.
 
 mod blocks;
 mod compile;
@@ -13,7 +15,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::ops::Bound;
 use std::sync::Arc;
 
 use ipnet::IpNet;
@@ -28,9 +31,14 @@ use blocks::Prefix;
 use compile::Set;
 pub use denier::Denier;
 use entries::{Entries, key, plain, shared_service};
+use lists::Contents;
 pub use outside::{Outside, Points};
 use store::Store;
 pub use store::{NoRoom, Retired, Usage};
+
+/// Ranges and rules that a flush looks at for sets that wait for room, so that no VPC keeps the node busy. The set with
+/// which it comes to so many is the last one.
+const MAX_WORK: usize = 1 << 17;
 
 #[derive(Debug, Error)]
 pub enum PolicyError {
@@ -47,6 +55,14 @@ pub struct PolicyTables {
     store: Store,
     /// Sets that deny all, because there is no room for them.
     full: BTreeMap<(Vni, PolicyId), NoRoom>,
+    /// How often a set came into `full`, or left it.
+    full_changes: u64,
+    /// Other sets without room for the entries of some classes.
+    lacking: BTreeMap<(Vni, PolicyId), NoRoom>,
+    /// Sets of both for which there may be room now.
+    untried: BTreeSet<(Vni, PolicyId)>,
+    /// The last of them that was tried: it is the turn of the next one.
+    tried: Option<(Vni, PolicyId)>,
 }
 
 #[derive(Debug, Default)]
@@ -77,6 +93,10 @@ impl PolicyTables {
             vpcs: BTreeMap::new(),
             store: Store::import(capacity, held),
             full: BTreeMap::new(),
+            full_changes: 0,
+            lacking: BTreeMap::new(),
+            untried: BTreeSet::new(),
+            tried: None,
         }
     }
 
@@ -101,7 +121,7 @@ impl PolicyTables {
         let lacking: Vec<(PolicyId, NoRoom)> = lacking.collect();
         vpc.classes.insert(id, class);
         for (id, why) in lacking {
-            self.deny_all(vni, id, why);
+            self.lack((vni, id), why);
         }
         Ok(())
     }
@@ -114,8 +134,9 @@ impl PolicyTables {
         if vpc.classes.remove(&id).is_none() {
             return;
         }
-        // Sets without room need less now.
-        self.store.has_freed = true;
+        // They may lack no other class. Full sets need as much as before.
+        let lacking = self.lacking.keys().filter(|(of, _)| *of == vni);
+        self.untried.extend(lacking.copied());
         for set in vpc.sets.keys() {
             self.store.remove_grant(GrantKey {
                 set: key(vni, *set),
@@ -144,7 +165,9 @@ impl PolicyTables {
             return;
         };
         vpc.sets.remove(&id);
-        self.full.remove(&(vni, id));
+        self.leave_full((vni, id));
+        self.lacking.remove(&(vni, id));
+        self.untried.remove(&(vni, id));
         entries::remove_all(&mut self.store, key(vni, id));
         self.forget_empty(vni);
     }
@@ -183,6 +206,16 @@ impl PolicyTables {
         self.full.iter().map(|(set, why)| (*set, *why))
     }
 
+    /// Returns a number that is another one whenever other sets are full.
+    pub const fn full_changes(&self) -> u64 {
+        self.full_changes
+    }
+
+    /// Returns the other sets that judge some classes as unknown, because there is no room for their entries, and why.
+    pub fn lacking(&self) -> impl Iterator<Item = ((Vni, PolicyId), NoRoom)> {
+        self.lacking.iter().map(|(set, why)| (*set, *why))
+    }
+
     /// Returns what denies a packet that a set denies by the rule of a rank, or by none (`NO_RULE`).
     pub fn denier(&self, vni: Vni, id: PolicyId, rank: u16) -> Denier {
         let vpc = self.vpcs.get(&vni);
@@ -212,16 +245,34 @@ impl PolicyTables {
         self.store.usage()
     }
 
+    /// Tries sets that wait for room, a bounded number of them in turn.
+    ///
     /// Returns the changes that the maps need, in their order, and the lists that are out of use once they are made.
     /// Each call has changes of its own. So packets are judged by what was between two calls, too.
     pub fn flush(&mut self) -> (Vec<Change>, Retired) {
         if std::mem::take(&mut self.store.has_freed) {
-            let full: Vec<_> = self.full.keys().copied().collect();
-            for (vni, id) in full {
-                self.install(vni, id);
-            }
+            let waiting = self.full.iter().chain(&self.lacking);
+            // Each of them needs a grant at least.
+            let may_fit = |(vni, id)| self.store.admit(key(vni, id), Usage::GRANT).is_ok();
+            let waiting = waiting.filter(|(set, why)| **why != NoRoom::Set && may_fit(**set));
+            self.untried.extend(waiting.map(|(set, _)| *set));
+        }
+        let mut work = 0;
+        while work < MAX_WORK
+            && let Some((vni, id)) = self.next_untried()
+        {
+            work += self.install(vni, id);
         }
         self.store.take_changes()
+    }
+
+    fn next_untried(&mut self) -> Option<(Vni, PolicyId)> {
+        let from = self.tried.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut behind = self.untried.range((from, Bound::Unbounded));
+        let next = behind.next().or_else(|| self.untried.first()).copied()?;
+        self.untried.remove(&next);
+        self.tried = Some(next);
+        Some(next)
     }
 
     /// Removes lists whose grace is over: no program that began before the changes runs any more. The next flush has
@@ -230,34 +281,57 @@ impl PolicyTables {
         self.store.expire(retired);
     }
 
-    /// Writes all entries of a set that has none, that denies all, or that an earlier transitd had.
-    fn install(&mut self, vni: Vni, id: PolicyId) {
+    /// Writes all entries of a set that lacks some, that denies all, or that an earlier transitd had. Returns the
+    /// ranges and rules that were looked at.
+    fn install(&mut self, vni: Vni, id: PolicyId) -> usize {
         let Some(vpc) = self.vpcs.get(&vni) else {
-            return;
+            return 0;
         };
         let Some(set) = vpc.sets.get(&id) else {
-            return;
+            return 0;
         };
         let store = &mut self.store;
-        let written = Entries::new(store, set, &vpc.classes).and_then(|entries| {
+        let mut contents = Contents::new(store.share().lists);
+        contents.work = set.row().rules.len() + vpc.classes.len();
+        let entries = Entries::new(store, set, &vpc.classes, &mut contents);
+        let written = entries.and_then(|mut entries| {
             if entries.would_mix(store) {
                 entries::deny_all(store, key(vni, id));
             }
-            entries.admit(store)?;
+            let lacking = entries.admit(store)?;
             entries.write(store, set, vpc.ranges.as_deref());
-            Ok(())
+            Ok(lacking)
         });
+        self.lacking.remove(&(vni, id));
         match written {
-            Ok(()) => {
-                self.full.remove(&(vni, id));
+            Ok(lacking) => {
+                self.leave_full((vni, id));
+                if let Some(why) = lacking {
+                    self.lack((vni, id), why);
+                }
             }
             Err(why) => self.deny_all(vni, id, why),
         }
+        contents.work
     }
 
     fn deny_all(&mut self, vni: Vni, id: PolicyId, why: NoRoom) {
-        self.full.insert((vni, id), why);
+        let is_new = self.full.insert((vni, id), why).is_none();
+        self.full_changes += u64::from(is_new);
         entries::deny_all(&mut self.store, key(vni, id));
+    }
+
+    fn leave_full(&mut self, set: (Vni, PolicyId)) {
+        let was_full = self.full.remove(&set).is_some();
+        self.full_changes += u64::from(was_full);
+    }
+
+    /// Notes that a set has no room for a class. What others free may be enough for one class, if not for each.
+    fn lack(&mut self, set: (Vni, PolicyId), why: NoRoom) {
+        let known = self.lacking.entry(set).or_insert(why);
+        if *known == NoRoom::Set {
+            *known = why;
+        }
     }
 
     fn forget_empty(&mut self, vni: Vni) {

@@ -32,6 +32,7 @@ pub enum NoRoom {
     Share(&'static str),
     #[error("table {0} is full")]
     Table(&'static str),
+    /// It is so whatever others have.
     #[error("the set's rules have more ports or blocks than a set may have")]
     Set,
 }
@@ -78,6 +79,10 @@ impl Usage {
         blocks: 1,
         lists: 0,
     };
+
+    pub fn plus(self, more: Self) -> Self {
+        self.zip(more, usize::saturating_add)
+    }
 
     const fn of_lists(lists: usize) -> Self {
         Self {
@@ -192,8 +197,7 @@ impl Store {
         if let Some(table) = more.exceeds(room(self.capacity, self.total)) {
             return Err(NoRoom::Table(table));
         }
-        let add = |one: Usage, other| one.zip(other, usize::saturating_add);
-        let (own, total) = (add(own, more), add(self.total, more));
+        let (own, total) = (own.plus(more), self.total.plus(more));
         for (table, of) in TABLES.into_iter().filter(|(_, of)| of(&more) > 0) {
             let held = || self.of_vpcs.values().map(of).collect();
             let shared = Shared::quarter_reserved(of(&self.capacity));

@@ -9,6 +9,7 @@ mod oracle;
 mod random;
 mod restarts;
 mod steps;
+mod waiting;
 
 use thuban_api::identifiers::Vni;
 use thuban_common::policy::{PEER_OUTSIDE, of_vpc, point};
