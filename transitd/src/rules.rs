@@ -26,6 +26,12 @@ impl Node {
         self.state().rules.take_nacks()
     }
 
+    /// Writes what is due without a program. The operator hears of rows that waited with its next program. Blocks.
+    pub fn write_changed_rules(&self) {
+        self.write(self.netfilter());
+        self.announce();
+    }
+
     /// Whether rules that could not be replaced may still lead clients to ports of tenants' Services: an ack says that
     /// they don't. Blocks.
     pub fn may_lead_by_old_rules(&self) -> bool {

@@ -196,8 +196,23 @@ impl State {
         }
     }
 
+    /// Does what [`Policies::expire`] does. The rules are due if a set finds room.
+    pub fn expire_policies(&mut self) -> Result<(), TableError> {
+        self.note_full_sets(Policies::expire)
+    }
+
+    /// The rules of the node's stack say what sets accept, but nothing of those that deny all.
+    fn note_full_sets<T>(&mut self, write: impl FnOnce(&mut Policies) -> T) -> T {
+        let before = self.policies.tables.full_changes();
+        let written = write(&mut self.policies);
+        if self.policies.tables.full_changes() != before {
+            self.rules.change();
+        }
+        written
+    }
+
     fn write_policies(&mut self, applying: &mut Applying) {
-        if let Err(error) = self.policies.write() {
+        if let Err(error) = self.note_full_sets(Policies::write) {
             // The nack has no key: nobody knows which rows are in the maps.
             applying.refuse(None, error);
         }
