@@ -207,7 +207,8 @@ where
     seen(Box::pin(api.get_opt(name)).await, "get", resource)
 }
 
-/// Tells what the user may not see from what failed.
+/// Tells what the user may not see from what failed. The code says it: an API server without a kind answers 404 without
+/// a reason.
 fn seen<T>(
     answer: Result<T, kube::Error>,
     verb: &'static str,
@@ -215,10 +216,10 @@ fn seen<T>(
 ) -> Result<Seen<T>, CliError> {
     match answer {
         Ok(answer) => Ok(Ok(answer)),
-        Err(kube::Error::Api(status)) if status.is_forbidden() => {
+        Err(kube::Error::Api(status)) if status.code == 403 => {
             Ok(Err(Unseen::Forbidden { verb, resource }))
         }
-        Err(kube::Error::Api(status)) if status.is_not_found() => Ok(Err(Unseen::NotInstalled(resource))),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(Err(Unseen::NotInstalled(resource))),
         Err(kube::Error::Api(status)) if !status.message.is_empty() => Err(CliError::Refused(status)),
         Err(error) => Err(CliError::Api { resource, error }),
     }
