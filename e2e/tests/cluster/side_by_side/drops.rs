@@ -12,7 +12,7 @@ use crate::tenants::tenants;
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 77);
 /// Nodes report once a minute, and each pod is told once a minute.
 const TOLD: Duration = Duration::from_mins(4);
-const NAME: &str = "lost";
+const NAME: &str = "drops";
 
 /// Returns what the pod was told.
 fn notes(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
