@@ -216,9 +216,7 @@ fn seen<T>(
 ) -> Result<Seen<T>, CliError> {
     match answer {
         Ok(answer) => Ok(Ok(answer)),
-        Err(kube::Error::Api(status)) if status.code == 403 => {
-            Ok(Err(Unseen::Forbidden { verb, resource }))
-        }
+        Err(kube::Error::Api(status)) if status.code == 403 => Ok(Err(Unseen::Forbidden { verb, resource })),
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(Err(Unseen::NotInstalled(resource))),
         Err(kube::Error::Api(status)) if !status.message.is_empty() => Err(CliError::Refused(status)),
         Err(error) => Err(CliError::Api { resource, error }),

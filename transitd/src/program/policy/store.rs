@@ -80,6 +80,7 @@ impl Usage {
         lists: 0,
     };
 
+    #[must_use]
     pub fn plus(self, more: Self) -> Self {
         self.zip(more, usize::saturating_add)
     }
