@@ -41,10 +41,15 @@ mod tests {
         let profile = std::fs::read_to_string(&file).unwrap();
         std::fs::remove_file(&file).unwrap();
         assert_eq!(black_box(held).len(), 64);
-        // The first line with `t*` is the whole process: count and bytes of live samples.
-        let all = profile.lines().find_map(|line| line.trim().strip_prefix("t*: "));
-        let (_, bytes) = all.unwrap().split_once(": ").unwrap();
-        let bytes: u64 = bytes.split(' ').next().unwrap().parse().unwrap();
+        // Each stack has a line with `t*`: its live samples' count and bytes.
+        let stacks = profile
+            .lines()
+            .filter_map(|line| line.trim().strip_prefix("t*: "));
+        let bytes = stacks.filter_map(|stack| {
+            let (_, bytes) = stack.split_once(": ")?;
+            bytes.split(' ').next()?.parse::<u64>().ok()
+        });
+        let bytes = bytes.max().unwrap();
         assert!(profile.starts_with("heap_v2/2097152\n"), "{profile}");
         assert!(bytes >= 8 << 20, "{bytes} of 64 MiB");
     }
