@@ -111,7 +111,7 @@ fn endpoint(row: &Row) -> Branch {
     };
     let backends = row
         .backends
-        .map(|number| format!("{number} backends"))
+        .map(|number| format!("{number} {}", if number == 1 { "backend" } else { "backends" }))
         .unwrap_or_default();
     let state = match (row.state, &row.reason) {
         (State::Waits, reason) => reason.clone().unwrap_or_else(|| "waits".to_owned()),
