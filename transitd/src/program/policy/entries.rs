@@ -228,8 +228,8 @@ fn forget_cost(store: &mut Store, set: u64) {
     store.has_freed |= has_freed;
 }
 
-/// Writes what a set that doesn't deny all says of a class that comes. An error: there is no room for the entry, and the
-/// class is judged as unknown.
+/// Writes what a set that doesn't deny all says of a class that comes. An error: there is no room for the entry, and
+/// the class is judged as unknown.
 pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), NoRoom> {
     let row = set.row();
     let own = key(row.vni, row.id);
