@@ -4,6 +4,7 @@ use kube::ResourceExt;
 use thuban_api::{Bouncer, Divider, Phase, RoleStatus};
 
 use crate::conditions::lacking;
+use crate::report::{Problem, STATUS};
 
 /// How many roles are named.
 const NAMED: usize = 2;
@@ -52,4 +53,29 @@ pub fn messages<'a, R: Role + 'a>(roles: impl Iterator<Item = &'a R>) -> Option<
     });
     let told: Vec<String> = told.take(NAMED).collect();
     (!told.is_empty()).then(|| told.join(", "))
+}
+
+/// Returns what is wrong with an object that has roles. `own`: what its conditions say; for the reason `waits` the
+/// roles tell more. `numbers`: how many roles it has, and how many of them work.
+pub fn lacks_roles(
+    name: &str,
+    own: Option<Problem>,
+    (roles, waits): (&str, &str),
+    numbers: Option<(u32, u32)>,
+    told: impl FnOnce() -> Option<String>,
+) -> Option<Problem> {
+    if let Some(mut problem) = own {
+        if problem.reason == waits
+            && let Some(told) = told()
+        {
+            problem.message = told;
+        }
+        return Some(problem);
+    }
+    let (wanted, working) = numbers?;
+    (working < wanted).then(|| {
+        let message = format!("{working} of {wanted} {roles}");
+        let message = told().map_or_else(|| message.clone(), |told| format!("{message}: {told}"));
+        Problem::new(STATUS, name, "RolesNotWorking", message)
+    })
 }

@@ -6,8 +6,8 @@ use thuban_api::Network;
 use super::{count, seen};
 use crate::conditions::problem;
 use crate::objects::{Seen, Tenancy, Unseen};
-use crate::report::{Line, Problem, STATUS};
-use crate::roles::messages;
+use crate::report::{Line, Problem};
+use crate::roles::{lacks_roles, messages};
 
 const PART: &str = "networks";
 const ADDRESSES: &str = "addresses";
@@ -28,22 +28,11 @@ fn judge(tenancy: &Tenancy) -> Result<Line, Unseen> {
 
 fn lacks(network: &Network, tenancy: &Tenancy) -> Option<Problem> {
     let (name, status) = (network.name_any(), network.status.clone().unwrap_or_default());
-    let of_roles = || {
-        let bouncers = tenancy.bouncers.iter().flatten();
-        messages(bouncers.filter(|bouncer| bouncer.spec.network == name))
-    };
-    if let Some(mut problem) = problem("Network", &name, status.phase, &status.conditions) {
-        if let Some(messages) = of_roles().filter(|_| problem.reason == "BouncersNotProvisioned") {
-            problem.message = messages;
-        }
-        return Some(problem);
-    }
-    let (wanted, working) = (status.bouncers?, status.working_bouncers?);
-    (working < wanted).then(|| {
-        let message = format!("{working} of {wanted} bouncers");
-        let message = of_roles().map_or_else(|| message.clone(), |told| format!("{message}: {told}"));
-        Problem::new(STATUS, name.as_str(), "RolesNotWorking", message)
-    })
+    let bouncers = tenancy.bouncers.iter().flatten();
+    let told = || messages(bouncers.filter(|bouncer| bouncer.spec.network == name));
+    let numbers = status.bouncers.zip(status.working_bouncers);
+    let own = problem("Network", &name, status.phase, &status.conditions);
+    lacks_roles(&name, own, ("bouncers", "BouncersNotProvisioned"), numbers, told)
 }
 
 /// A network and its IPv4 addresses.

@@ -6,8 +6,8 @@ use thuban_api::Vpc;
 use super::{count, seen};
 use crate::conditions::problem;
 use crate::objects::{Tenancy, Unseen};
-use crate::report::{Line, Problem, STATUS};
-use crate::roles::messages;
+use crate::report::{Line, Problem};
+use crate::roles::{lacks_roles, messages};
 
 const PART: &str = "VPCs";
 
@@ -24,20 +24,9 @@ fn judge(tenancy: &Tenancy) -> Result<Line, Unseen> {
 
 fn lacks(vpc: &Vpc, tenancy: &Tenancy) -> Option<Problem> {
     let (name, status) = (vpc.name_any(), vpc.status.clone().unwrap_or_default());
-    let of_roles = || {
-        let dividers = tenancy.dividers.iter().flatten();
-        messages(dividers.filter(|divider| divider.spec.vpc == name))
-    };
-    if let Some(mut problem) = problem("Vpc", &name, status.phase, &status.conditions) {
-        if let Some(messages) = of_roles().filter(|_| problem.reason == "DividersNotProvisioned") {
-            problem.message = messages;
-        }
-        return Some(problem);
-    }
-    let (wanted, working) = (status.dividers?, status.working_dividers?);
-    (working < wanted).then(|| {
-        let message = format!("{working} of {wanted} dividers");
-        let message = of_roles().map_or_else(|| message.clone(), |told| format!("{message}: {told}"));
-        Problem::new(STATUS, name.as_str(), "RolesNotWorking", message)
-    })
+    let dividers = tenancy.dividers.iter().flatten();
+    let told = || messages(dividers.filter(|divider| divider.spec.vpc == name));
+    let numbers = status.dividers.zip(status.working_dividers);
+    let own = problem("Vpc", &name, status.phase, &status.conditions);
+    lacks_roles(&name, own, ("dividers", "DividersNotProvisioned"), numbers, told)
 }
