@@ -10,7 +10,7 @@ use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 
 use crate::{
     Backend, Block, Bouncer, ByteRate, Class, Direct, Droplet, Exposed, ExposedPort, Forward, Front,
-    FrontPort, Kind, LocalEndpoint, Members, NamedPort, Network, NodeService, PolicyAction, PolicyId,
+    FrontPort, Kept, Kind, LocalEndpoint, Members, NamedPort, Network, NodeService, PolicyAction, PolicyId,
     PolicyPorts, PolicyRule, PolicySet, PolicyTier, Port, Refused, Row, Service, ServiceName, Underlay,
     Visible, Vpc,
 };
@@ -109,6 +109,7 @@ pub fn vpc() -> Vpc {
         reject: true,
         dscp: Dscp::new(46),
         egress_rate: Some(byte_rate(12_500_000)),
+        kept: Kept::Sets,
         visible: Arc::new(Visible {
             namespaces: ["red".to_owned()].into(),
             services: [ServiceName::new("blue", "shared")].into(),

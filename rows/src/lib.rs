@@ -74,7 +74,7 @@ pub use policy_id::PolicyId;
 pub use policy_set::{Block, MAX_RULES, PolicyAction, PolicyPorts, PolicyRule, PolicySet, PolicyTier};
 pub use refused::Refused;
 pub use service::{Backend, MAX_BACKENDS, MAX_PORTS, Port, Service};
-pub use vpc::{ServiceName, Visible, Vpc};
+pub use vpc::{Kept, ServiceName, Visible, Vpc};
 
 /// A row of a droplet's program. The variants are in the order of [`Kind`].
 #[derive(Clone, Debug, PartialEq, Eq)]

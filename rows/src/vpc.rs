@@ -39,8 +39,37 @@ pub struct Vpc {
     pub dscp: Option<Dscp>,
     /// What the VPC's pods may send out of this droplet.
     pub egress_rate: Option<ByteRate>,
+    pub kept: Kept,
     /// The names that the VPC's pods see; the owner of a view shares this value.
     pub visible: Arc<Visible>,
+}
+
+/// What the VPC's attached endpoints keep of the policy that an earlier operator told of, until the row says less. What
+/// their own rows say of it counts then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Kept {
+    #[default]
+    Nothing,
+    /// Their sets.
+    Sets,
+    /// Their class and sets.
+    All,
+}
+
+impl Kept {
+    const fn number(self) -> u32 {
+        match self {
+            Self::Nothing => 0,
+            Self::Sets => 1,
+            Self::All => 2,
+        }
+    }
+
+    fn read(number: u32) -> Result<Self, InvalidRow> {
+        let all = [Self::Nothing, Self::Sets, Self::All];
+        let kept = all.into_iter().find(|kept| kept.number() == number);
+        kept.ok_or(invalid("kept", "0 to 2"))
+    }
 }
 
 /// A Service, on the wire `namespace/name`.
@@ -127,6 +156,7 @@ impl TryFrom<VpcRow> for Vpc {
             reject: row.reject,
             dscp: read_dscp(row.dscp)?,
             egress_rate: ByteRate::read_option(row.egress_rate, "egress_rate")?,
+            kept: Kept::read(row.kept)?,
             visible: Arc::new(Visible::read(&row)?),
         })
     }
@@ -148,6 +178,7 @@ impl From<&Vpc> for VpcRow {
             reject: row.reject,
             dscp: row.dscp.map_or(0, |dscp| u32::from(dscp.get()) + 1),
             egress_rate: ByteRate::number(row.egress_rate),
+            kept: row.kept.number(),
             service_cidrs: fields::texts(&row.service_cidrs),
             closed_cidrs: fields::texts(&row.closed_cidrs),
             service_addresses: addresses.map(|address| fields::octets(*address)).collect(),
@@ -190,6 +221,7 @@ mod tests {
         refused(&|row| row.hidden_services = vec!["web".into()], "hidden_services");
         refused(&|row| row.dscp = 65, "dscp");
         refused(&|row| row.egress_rate = 124, "egress_rate");
+        refused(&|row| row.kept = 3, "kept");
         refused(&|row| row.vni = 0, "vni");
         refused(&|row| row.vni = 1 << 24, "vni");
     }

@@ -407,7 +407,8 @@ impl Hub {
     pub fn serve(&self) {
         let state = &mut *self.lock();
         let now = self.now();
-        state.world.stage_policies(now);
+        let waiting = state.world.stage_policies(now);
+        state.steps.wait(waiting, &state.acks);
         for (droplet, opened) in state.held.take().into_iter().flatten() {
             if let Some(messages) = state.senders.remove(&droplet) {
                 self.begin(state, &droplet, &opened, messages);

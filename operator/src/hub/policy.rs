@@ -10,7 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
 use super::{Hub, State};
-use crate::model::acks::Marks;
+use crate::model::acks::{Acks, Marks};
 use crate::model::rows::Key;
 
 /// How often the hub looks, while there are policies, for droplets that are suspect now and rows that have rested.
@@ -28,6 +28,15 @@ pub(super) struct Steps {
     unprovisioned: BTreeSet<String>,
     /// Sets for which a droplet has no room, since the last look.
     refused: BTreeSet<Key>,
+}
+
+impl Steps {
+    /// Waits in these VPCs until all droplets have acked what they have been sent.
+    pub fn wait(&mut self, vpcs: impl IntoIterator<Item = String>, acks: &Acks) {
+        let marks = Arc::new(acks.marks());
+        self.waiting
+            .extend(vpcs.into_iter().map(|vpc| (vpc, Arc::clone(&marks))));
+    }
 }
 
 /// How far droplets enforce a policy, for people.
@@ -111,10 +120,7 @@ impl Hub {
         }
         self.send(state);
         if !waiting.is_empty() {
-            let marks = Arc::new(state.acks.marks());
-            for vpc in waiting {
-                state.steps.waiting.insert(vpc, Arc::clone(&marks));
-            }
+            state.steps.wait(waiting, &state.acks);
             // Droplets may have had nothing to ack.
             self.policy_news.notify_one();
         }

@@ -72,7 +72,7 @@ impl Program {
         }
     }
 
-    fn vpcs(&self) -> impl Iterator<Item = &Vpc> {
+    pub fn vpcs(&self) -> impl Iterator<Item = &Vpc> {
         let rows = self.rows.range(RowKey::Vpc(Vni::MIN)..);
         rows.map_while(|(_, row)| match row {
             Row::Vpc(vpc) => Some(vpc),

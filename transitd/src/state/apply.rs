@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use thuban_proto::transit as proto;
-use thuban_rows::{Direct, InvalidRow, LocalEndpoint, Row, RowKey, proto_key};
+use thuban_rows::{Direct, InvalidRow, LocalEndpoint, Row, RowKey, Vpc, proto_key};
 use tracing::{info, warn};
 
 use super::State;
@@ -67,7 +67,7 @@ impl State {
         let is_snapshot = program.snapshot;
         let mut applying = Applying::new(&program);
         let (mut rows, deletes) = self.read(program, &mut applying);
-        let sent = self.put_policies(&mut rows, &mut applying);
+        let sent = self.put_policies(&mut rows, &deletes, &mut applying);
         for (_, row) in &rows {
             self.note_senders(row, &mut applying);
             self.move_roles(row);
@@ -137,10 +137,11 @@ impl State {
         (rows, deletes)
     }
 
-    /// Has the rows of a VPC's attachments written anew if the VPC says something else of what they send.
+    /// Has the rows of a VPC's attachments written anew if the VPC says something else of what they send or keep.
     fn note_senders(&self, row: &Row, applying: &mut Applying) {
         let Row::Vpc(new) = row else { return };
-        if self.program.vpc(new.vni).map(of_sending) == Some(of_sending(new)) {
+        let told = |vpc: &Vpc| (of_sending(vpc), vpc.kept);
+        if self.program.vpc(new.vni).map(told) == Some(told(new)) {
             return;
         }
         let own = self.attachments.values().filter(|own| own.vni == new.vni.get());

@@ -12,7 +12,7 @@ use thuban_common::tables::{
     AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_HOST, LOCAL_REJECTS, LOCAL_SHAPED, LOCAL_TAKES_XDP,
     LocalEntry, outer_dscp,
 };
-use thuban_rows::{ByteRate, LocalEndpoint, PolicyId, Vpc};
+use thuban_rows::{ByteRate, Kept, LocalEndpoint, PolicyId, Vpc};
 
 use super::State;
 use crate::attachments::Attachment;
@@ -58,12 +58,16 @@ impl State {
             _ => None,
         };
         // After a restart the row of the VPC may come later.
-        let sending = match (self.program.vpc(endpoint.vni), &before) {
+        let vpc = self.program.vpc(endpoint.vni);
+        let sending = match (vpc, &before) {
             (Some(vpc), _) => of_sending(vpc),
             (None, Some(before)) => (before.flags & OF_VPC, before.outer_dscp),
             (None, None) => (0, 0),
         };
-        let entry = attachment_entry(attachment, endpoint, sending);
+        let mut entry = attachment_entry(attachment, endpoint, sending);
+        if let (Some(vpc), Some(before)) = (vpc, &before) {
+            keep(vpc.kept, before, &mut entry);
+        }
         let of_policy = |entry: &AttachmentEntry| (entry.class, entry.ingress_set, entry.egress_set);
         let before = before.as_ref().map(of_policy);
         let written = self.write_rows(attachment, endpoint, entry);
@@ -209,6 +213,20 @@ fn attachment_entry(attachment: &Attachment, endpoint: &LocalEndpoint, sending: 
     }
 }
 
+/// Has an entry say what the one before it said of policy, as far as that is kept.
+fn keep(kept: Kept, before: &AttachmentEntry, entry: &mut AttachmentEntry) {
+    let of = |entry: &AttachmentEntry| (entry.vni, entry.address, entry.mac);
+    if of(before) != of(entry) {
+        return;
+    }
+    if kept >= Kept::Sets {
+        (entry.ingress_set, entry.egress_set) = (before.ingress_set, before.egress_set);
+    }
+    if kept == Kept::All {
+        entry.class = before.class;
+    }
+}
+
 fn leads_to(key: &TableKey, entry: &TableEntry) -> Option<u32> {
     match (key, entry) {
         (TableKey::Local(_), TableEntry::Local(entry)) => Some(entry.ifindex),
@@ -223,6 +241,31 @@ mod tests {
     use super::*;
     use crate::attachments::HOST_ID;
     use crate::attachments::tests::attachment;
+
+    #[test]
+    fn an_entry_keeps_what_the_one_before_said_of_policy() {
+        let attachment = attachment("a", 1);
+        let entry = |policy: u32| AttachmentEntry {
+            class: policy,
+            ingress_set: policy + 1,
+            egress_set: policy + 2,
+            ..attachment_entry(&attachment, &builders::local(), (0, 0))
+        };
+        let kept = |kept, before: &AttachmentEntry| {
+            let mut entry = entry(20);
+            keep(kept, before, &mut entry);
+            [entry.class, entry.ingress_set, entry.egress_set]
+        };
+        assert_eq!(kept(Kept::Nothing, &entry(10)), [20, 21, 22]);
+        assert_eq!(kept(Kept::Sets, &entry(10)), [20, 11, 12]);
+        assert_eq!(kept(Kept::All, &entry(10)), [10, 11, 12]);
+        // An interface's number had another pod.
+        let other = AttachmentEntry {
+            mac: [2; 6],
+            ..entry(10)
+        };
+        assert_eq!(kept(Kept::All, &other), [20, 21, 22]);
+    }
 
     #[test]
     fn an_entry_says_which_limits_there_are_and_a_nodes_has_none() {

@@ -1,16 +1,17 @@
 //! Classes and sets of network policy: from rows to the maps.
 //!
 //! Invariant: a set's entries are in the maps before an attachment names the set, and go after that. A list that was
-//! in use goes only when no program that may still read it runs.
+//! in use goes only when no program that may still read it runs. What a snapshot doesn't name stays for a while,
+//! because other droplets get theirs later: their packets still name classes and sets that an earlier operator told of.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ipnet::IpNet;
 use thuban_api::identifiers::Vni;
-use thuban_rows::{PolicyId, Row, RowKey};
+use thuban_rows::{Kept, PolicyId, Row, RowKey};
 
 use super::State;
 use super::apply::{Applying, Upsert};
@@ -20,6 +21,8 @@ use crate::program::policy::{Denier, NoRoom, Outside, PolicyError, PolicyTables,
 
 /// How long a list that no entry names any more stays. A program that found the entry before runs for far less.
 const GRACE: Duration = Duration::from_secs(1);
+/// How long classes and sets stay that a snapshot doesn't name, from the time when no attachment keeps any.
+const LINGER: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct Policies {
@@ -29,6 +32,10 @@ pub struct Policies {
     retired: Vec<(Instant, Retired)>,
     /// Sets that lack room of which the operator was told.
     refused: BTreeSet<RowKey>,
+    /// Rows that no snapshot named, and since when.
+    lingering: BTreeMap<RowKey, Instant>,
+    /// When the sets of an earlier transitd were to go.
+    strangers: Option<Instant>,
 }
 
 impl Policies {
@@ -46,6 +53,8 @@ impl Policies {
             maps,
             retired: Vec::new(),
             refused: BTreeSet::new(),
+            lingering: BTreeMap::new(),
+            strangers: None,
         };
         opened.write()?;
         Ok(opened)
@@ -53,6 +62,7 @@ impl Policies {
 
     /// Puts a class or a set; other rows are none of these tables.
     pub fn set(&mut self, row: Row) -> Result<(), PolicyError> {
+        self.lingering.remove(&row.key());
         match row {
             Row::Class(class) => self.tables.put_class(class),
             Row::PolicySet(set) => self.tables.put_set(set),
@@ -62,11 +72,55 @@ impl Policies {
 
     /// Removes a class or a set. With a VPC's row its ranges go.
     pub fn remove(&mut self, key: &RowKey) {
+        self.lingering.remove(key);
         match key {
             RowKey::Class(vni, id) => self.tables.remove_class(*vni, *id),
             RowKey::PolicySet(vni, id) => self.tables.remove_set(*vni, *id),
             RowKey::Vpc(vni) => self.tables.set_ranges(*vni, None),
             _ => {}
+        }
+    }
+
+    /// Takes note of classes and sets that a snapshot doesn't name, which are removed after a while.
+    fn linger(&mut self, unnamed: &[RowKey]) {
+        let now = Instant::now();
+        let mut of_vpcs: BTreeMap<Vni, [BTreeSet<PolicyId>; 2]> = BTreeMap::new();
+        for key in unnamed {
+            let (vni, kind, id) = match key {
+                RowKey::Class(vni, id) => (*vni, 0, *id),
+                RowKey::PolicySet(vni, id) => (*vni, 1, *id),
+                _ => continue,
+            };
+            of_vpcs.entry(vni).or_default()[kind].insert(id);
+            self.lingering.entry(key.clone()).or_insert(now);
+        }
+        for (vni, [classes, sets]) in of_vpcs {
+            self.tables.linger(vni, classes, sets);
+        }
+        self.strangers.get_or_insert(now);
+    }
+
+    /// Removes what has lingered for long enough. `is_kept`: attachments keep what an earlier operator told of.
+    fn end_lingering(&mut self, is_kept: bool) {
+        if is_kept {
+            let now = Instant::now();
+            self.lingering.values_mut().for_each(|since| *since = now);
+            self.strangers = self.strangers.map(|_| now);
+            return;
+        }
+        let over = self
+            .lingering
+            .extract_if(.., |_, since| since.elapsed() >= LINGER);
+        let over: Vec<RowKey> = over.map(|(key, _)| key).collect();
+        for key in over {
+            self.remove(&key);
+        }
+        if self
+            .strangers
+            .take_if(|since| since.elapsed() >= LINGER)
+            .is_some()
+        {
+            self.remove_strangers();
         }
     }
 
@@ -149,12 +203,16 @@ impl Policies {
 
 impl State {
     /// Takes the rows of classes and sets out of `rows` and writes them, with the ranges of VPCs. Returns the keys of
-    /// all of these rows.
+    /// all of these rows. What a snapshot doesn't name begins to linger; `deletes` has it.
     pub(super) fn put_policies(
         &mut self,
         rows: &mut Vec<Upsert>,
+        deletes: &[RowKey],
         applying: &mut Applying,
     ) -> BTreeSet<RowKey> {
+        if applying.changes.is_all {
+            self.policies.linger(deletes);
+        }
         let mut sent = BTreeSet::new();
         for (_, row) in rows.iter() {
             if let Row::Vpc(vpc) = row {
@@ -176,8 +234,8 @@ impl State {
         sent
     }
 
-    /// Removes the rows of classes and sets that are deleted, now that no attachment names them. Refuses sets without
-    /// room. `sent`: the rows that came.
+    /// Removes the rows of classes and sets that are deleted, now that no attachment names them, and not those that
+    /// linger. Refuses sets without room. `sent`: the rows that came.
     pub(super) fn remove_policies(
         &mut self,
         deletes: &[RowKey],
@@ -185,10 +243,10 @@ impl State {
         applying: &mut Applying,
     ) {
         for key in deletes.iter().filter(|key| !sent.contains(*key)) {
-            self.policies.remove(key);
-        }
-        if applying.changes.is_all {
-            self.policies.remove_strangers();
+            let lingers = applying.changes.is_all && matches!(key, RowKey::Class(..) | RowKey::PolicySet(..));
+            if !lingers {
+                self.policies.remove(key);
+            }
         }
         self.write_policies(applying);
         for (key, why) in self.policies.refused(sent) {
@@ -196,8 +254,10 @@ impl State {
         }
     }
 
-    /// Does what [`Policies::expire`] does. The rules are due if a set finds room.
+    /// Does what [`Policies::expire`] does, and ends what lingers. The rules are due if a set finds room.
     pub fn expire_policies(&mut self) -> Result<(), TableError> {
+        let is_kept = self.program.vpcs().any(|vpc| vpc.kept != Kept::Nothing);
+        self.policies.end_lingering(is_kept);
         self.note_full_sets(Policies::expire)
     }
 

@@ -9,6 +9,9 @@
 //! Changes that come meanwhile wait for the next round. A round whose sets name no other groups than those before has
 //! no step Classes.
 //!
+//! A new leader does not know what the one before it published. Its first round has all steps, but the local rows say
+//! from the beginning what the policies say: the row of the VPC says what endpoints keep of what they had ([`Kept`]).
+//!
 //! A droplet refuses a class or set if it knows other content under the id: an earlier leader met two contents of one
 //! hash in another order. The content gets another id then, and the round begins anew.
 //!
@@ -22,7 +25,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
-use thuban_rows::{PolicyId, PolicyPorts};
+use thuban_rows::{Kept, PolicyId, PolicyPorts};
 
 use super::registry::Registry;
 use super::set_room::{NoSetRoom, SetRoom};
@@ -110,6 +113,8 @@ pub struct News<E> {
     /// Classes whose row came or went.
     pub classes: Vec<PolicyId>,
     pub sets: Vec<PolicyId>,
+    /// The row of the VPC says something else of what endpoints keep.
+    pub has_other_kept: bool,
 }
 
 impl<E> Default for News<E> {
@@ -118,6 +123,7 @@ impl<E> Default for News<E> {
             endpoints: Vec::new(),
             classes: Vec::new(),
             sets: Vec::new(),
+            has_other_kept: false,
         }
     }
 }
@@ -137,6 +143,8 @@ pub struct Rollout<E> {
     narrowed: HashMap<usize, (Arc<ClassContent>, PolicyId)>,
     is_enforced: bool,
     step: Step,
+    /// What endpoints keep in a new leader's first round; none: it is another round.
+    takeover: Option<Kept>,
     /// How often sets came to name more.
     scope: u64,
     /// The scope that the round knows.
@@ -164,6 +172,7 @@ impl<E> Default for Rollout<E> {
             narrowed: HashMap::new(),
             is_enforced: false,
             step: Step::default(),
+            takeover: None,
             scope: 0,
             round: 0,
             version: 0,
@@ -320,6 +329,11 @@ impl<E: Ord + Clone> Rollout<E> {
             Step::Prepares => {
                 self.classes.acked();
                 self.sets.acked();
+                if self.takeover == Some(Kept::All) {
+                    self.keep(Some(Kept::Sets));
+                    self.step = Step::Classes;
+                    return true;
+                }
                 if self.members.values().all(|member| member.target.is_none()) {
                     return self.end_round();
                 }
@@ -332,7 +346,10 @@ impl<E: Ord + Clone> Rollout<E> {
                     return true;
                 }
             }
-            Step::Classes => self.covered = Some(self.round),
+            Step::Classes => {
+                self.covered = Some(self.round);
+                self.keep(self.takeover.map(|_| Kept::Nothing));
+            }
             Step::Sets => {
                 // What is no longer in use begins to rest.
                 self.is_dirty = true;
@@ -376,6 +393,7 @@ impl<E: Ord + Clone> Rollout<E> {
         for member in self.members.values_mut() {
             member.target = None;
         }
+        self.keep(None);
         self.step = Step::Settled;
         self.known = 0;
         self.is_dirty = true;
@@ -386,6 +404,7 @@ impl<E: Ord + Clone> Rollout<E> {
             member.target = None;
         }
         self.covered = self.is_active().then_some(self.round);
+        self.keep(None);
         self.step = Step::Settled;
         self.known = self.version;
         false
@@ -417,6 +436,32 @@ impl<E: Ord + Clone> Rollout<E> {
         self.covered = self.is_active().then_some(self.scope);
         self.step = Step::Settled;
         self.is_dirty = true;
+    }
+
+    /// Begins the first round of a new leader, after [`Self::publish_all`]: droplets have had another one's program.
+    /// Returns whether a step waits for acks.
+    pub fn take_over(&mut self, policies: &Policies) -> bool {
+        if !self.is_active() {
+            return false;
+        }
+        self.version = policies.version();
+        self.round = self.scope;
+        self.covered = None;
+        self.classes.await_all();
+        self.sets.await_all();
+        self.keep(Some(Kept::All));
+        self.step = Step::Prepares;
+        true
+    }
+
+    /// Returns what the VPC's row says that endpoints keep.
+    pub fn kept(&self) -> Kept {
+        self.takeover.unwrap_or_default()
+    }
+
+    fn keep(&mut self, takeover: Option<Kept>) {
+        self.news.has_other_kept |= self.kept() != takeover.unwrap_or_default();
+        self.takeover = takeover;
     }
 
     /// Forgets what has not been in use for a while. Classes lose what no set names any more.
@@ -490,7 +535,10 @@ impl<E: Ord + Clone> Rollout<E> {
             egress,
         } = member.published;
         let has_sets = ingress.or(egress).is_some();
-        class.is_some_and(|id| !self.classes.is_known(id))
+        // What endpoints keep of an earlier leader may not be known to droplets that are new in the VPC, or, if they
+        // were not ready then, to any other droplet.
+        self.takeover.is_some()
+            || class.is_some_and(|id| !self.classes.is_known(id))
             || egress.is_some_and(|id| !self.sets.is_known(id))
             || ingress.is_some_and(|id| self.sets.is_refused(id))
             || has_sets && self.covered.is_none_or(|covered| member.scope > covered)

@@ -84,6 +84,7 @@ impl World {
             reject: vpc.reject,
             dscp: vpc.dscp,
             egress_rate: rate(vpc.egress_rate),
+            kept: self.kept_of(name),
             visible: Arc::new(self.visible_to(name, vpc)),
         };
         let row = |divider_here| {

@@ -12,7 +12,7 @@ use std::sync::{Arc, LazyLock};
 use k8s_openapi::api::networking::v1::NetworkPolicySpec;
 use thuban_api::ClusterNetworkPolicySpec;
 use thuban_api::identifiers::Vni;
-use thuban_rows::PolicyId;
+use thuban_rows::{Kept, PolicyId};
 
 use super::served::KnownServed;
 use super::shared::SharedId;
@@ -257,10 +257,21 @@ impl World {
             .collect()
     }
 
-    /// Lets changes of policy go in steps from now on: droplets get their programs.
-    pub fn stage_policies(&mut self, now: u64) {
+    /// Lets changes of policy go in steps from now on: droplets get their programs. Returns the VPCs in which a step
+    /// waits for acks of these.
+    pub fn stage_policies(&mut self, now: u64) -> Vec<String> {
         self.roll_out(now);
         self.enforcement.is_staged = true;
+        let mut rollouts = std::mem::take(&mut self.enforcement.rollouts);
+        let mut waiting = Vec::new();
+        for (vpc, rollout) in &mut rollouts {
+            if rollout.take_over(&self.enforcement.policies) {
+                waiting.push(vpc.clone());
+            }
+            self.take_news(vpc, rollout);
+        }
+        self.enforcement.rollouts = rollouts;
+        waiting
     }
 
     /// Whether [`Self::roll_out`] would change something now.
@@ -511,6 +522,12 @@ impl World {
         unready.cloned().collect()
     }
 
+    /// Returns what the row of a VPC says that endpoints keep of an earlier leader's policy.
+    pub(super) fn kept_of(&self, vpc: &str) -> Kept {
+        let rollout = self.enforcement.rollouts.get(vpc);
+        rollout.map(Rollout::kept).unwrap_or_default()
+    }
+
     /// Returns what the local row of an endpoint says.
     pub(super) fn assignment(&self, name: &EndpointName) -> Assignment {
         let rollout = self.enforcement.rollout_of(name);
@@ -662,6 +679,9 @@ impl World {
     fn take_news(&mut self, vpc: &str, rollout: &mut Rollout<EndpointName>) {
         let news = rollout.take_news();
         self.dirty.extend(news.endpoints.into_iter().map(Owner::Endpoint));
+        if news.has_other_kept {
+            self.touch_vpc(vpc);
+        }
         if news.classes.is_empty() && news.sets.is_empty() {
             return;
         }

@@ -25,12 +25,43 @@ pub struct Set {
     outside: OnceLock<Option<Arc<Outside>>>,
 }
 
+/// What sets name. A class has only those groups and names of ports of its endpoints that the sets of its operator
+/// name.
+#[derive(Debug, Default)]
+pub struct Named {
+    groups: BTreeSet<u64>,
+    names: BTreeSet<String>,
+}
+
+impl Named {
+    pub fn of<'a>(sets: impl Iterator<Item = &'a Set>) -> Self {
+        let mut all = Self::default();
+        for set in sets {
+            all.groups.extend(set.of_groups.keys());
+            all.names.extend(set.names().map(str::to_owned));
+        }
+        all
+    }
+
+    /// Returns what both have.
+    pub fn intersection(&self, other: &Self) -> Self {
+        Self {
+            groups: self.groups.intersection(&other.groups).copied().collect(),
+            names: self.names.intersection(&other.names).cloned().collect(),
+        }
+    }
+}
+
 /// What a set can tell of a class. It says the same of classes that look the same.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub struct Look<'a> {
     /// Those that a rule of the set names.
     groups: Vec<u64>,
     names: Option<&'a BTreeSet<NamedPort>>,
+    /// Groups of the set that the class does not say whether it has.
+    unsure: Vec<u64>,
+    /// Its ports may have names of the set that it does not say.
+    has_unsure_names: bool,
 }
 
 /// The ports of the other side that have names.
@@ -69,18 +100,37 @@ impl Set {
         &self.row
     }
 
-    /// Returns how a class of the VPC looks to the set.
-    pub fn look<'a>(&self, class: &'a Class) -> Look<'a> {
+    /// Returns the names of ports that rules name.
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let ports = self.row.rules.iter().flat_map(|rule| &rule.ports);
+        ports.filter_map(|ports| match ports {
+            PolicyPorts::Named(name, _) => Some(&**name),
+            PolicyPorts::Range(..) => None,
+        })
+    }
+
+    /// Returns how a class of the VPC looks to the set. `says`: the groups and names that the class says whether it has
+    /// them; `None`: all.
+    pub fn look<'a>(&self, class: &'a Class, says: Option<&Named>) -> Look<'a> {
         let groups = class.groups.iter().copied();
+        let is_unsure = |group: &u64| {
+            says.is_some_and(|says| !says.groups.contains(group)) && !class.groups.contains(group)
+        };
+        let mut unsure: Vec<u64> = self.of_groups.keys().copied().filter(is_unsure).collect();
+        unsure.sort_unstable();
+        let says_name = |name: &str| says.is_none_or(|says| says.names.contains(name));
         Look {
             groups: groups
                 .filter(|group| self.of_groups.contains_key(group))
                 .collect(),
             names: self.row.is_egress.then_some(&class.names),
+            unsure,
+            has_unsure_names: self.row.is_egress && !self.names().all(says_name),
         }
     }
 
-    /// Returns what the set says of classes that look like this, blocks apart.
+    /// Returns what the set says of classes that look like this, blocks apart. Where a class may match, a rule that
+    /// accepts doesn't match, and any other rule denies.
     pub fn of_classes(&self, look: &Look<'_>) -> Vec<PortRange> {
         let of_groups = look.groups.iter().filter_map(|group| self.of_groups.get(group));
         let ranks: BTreeSet<&u16> = of_groups.flatten().chain(&self.naming).collect();
@@ -91,6 +141,17 @@ impl Set {
             spans.extend(numbered(rule, decision));
             if let Some(names) = look.names {
                 spans.extend(named(rule, Names::Known(names), decision));
+            }
+            if look.has_unsure_names && action(rule) != Action::Accept {
+                spans.extend(named(rule, Names::Unknown, denies(*rank, rule)));
+            }
+        }
+        let unsure = look.unsure.iter().filter_map(|group| self.of_groups.get(group));
+        for rank in unsure.flatten() {
+            let rule = &self.row.rules[usize::from(*rank)];
+            if action(rule) != Action::Accept {
+                spans.extend(numbered(rule, denies(*rank, rule)));
+                spans.extend(named(rule, Names::Unknown, denies(*rank, rule)));
             }
         }
         sweep(spans)
@@ -116,7 +177,7 @@ impl Set {
             if action(rule) == Action::Accept {
                 continue;
             }
-            let denies = in_tier(rule.tier, ranked(rank, Action::Deny));
+            let denies = denies(rank, rule);
             if !rule.anyone && !rule.groups.is_empty() {
                 spans.extend(numbered(rule, denies));
             }
@@ -137,6 +198,11 @@ pub fn asked(row: &PolicySet) -> impl Iterator<Item = (u16, &PolicyRule)> {
 /// Returns what a rule says where it matches.
 pub fn decision(rank: u16, rule: &PolicyRule) -> Decision {
     in_tier(rule.tier, ranked(rank, action(rule)))
+}
+
+/// Returns what a rule says if it denies where it may match.
+fn denies(rank: u16, rule: &PolicyRule) -> Decision {
+    in_tier(rule.tier, ranked(rank, Action::Deny))
 }
 
 const fn action(rule: &PolicyRule) -> Action {

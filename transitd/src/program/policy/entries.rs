@@ -10,7 +10,8 @@ use thuban_common::policy::{
 use thuban_rows::{Class, PolicyId, PolicySet, SHARED_SERVICE_GROUP};
 
 use super::blocks::{self, Prefix};
-use super::compile::{Look, Set};
+use super::compile::{Look, Named, Set};
+use super::former::Former;
 use super::lists::{Content, Contents};
 use super::outside;
 use super::store::{NoRoom, Store, Usage};
@@ -36,6 +37,7 @@ impl Entries {
         store: &Store,
         set: &Set,
         classes: &BTreeMap<PolicyId, Class>,
+        former: Option<&Former>,
         contents: &mut Contents,
     ) -> Result<Self, NoRoom> {
         let row = set.row();
@@ -62,7 +64,7 @@ impl Entries {
         let mut by_look: HashMap<Look<'_>, Result<Content, NoRoom>> = HashMap::new();
         let (mut of_classes, mut lacking) = (Vec::new(), None);
         for class in ordered {
-            let content = match by_look.entry(set.look(class)) {
+            let content = match by_look.entry(set.look(class, says(former, set, class))) {
                 Entry::Occupied(known) => known.get().clone(),
                 Entry::Vacant(place) => {
                     contents.work += row.rules.len();
@@ -230,7 +232,7 @@ fn forget_cost(store: &mut Store, set: u64) {
 
 /// Writes what a set that doesn't deny all says of a class that comes. An error: there is no room for the entry, and
 /// the class is judged as unknown.
-pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), NoRoom> {
+pub fn add_class(store: &mut Store, set: &Set, class: &Class, former: Option<&Former>) -> Result<(), NoRoom> {
     let row = set.row();
     let own = key(row.vni, row.id);
     let other = GrantKey {
@@ -240,7 +242,8 @@ pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), NoRo
     let Some(other) = store.grant(&other) else {
         return Ok(());
     };
-    let content = Contents::new(store.share().lists).add(set.of_classes(&set.look(class)))?;
+    let content =
+        Contents::new(store.share().lists).add(set.of_classes(&set.look(class, says(former, set, class))))?;
     if content == store.content(other.list) {
         return Ok(());
     }
@@ -252,6 +255,11 @@ pub fn add_class(store: &mut Store, set: &Set, class: &Class) -> Result<(), NoRo
     let peer = key(class.vni, class.id);
     store.put_grant(GrantKey { set: own, peer }, &content, other.flags);
     Ok(())
+}
+
+/// Returns the groups and names that a class says whether it has them, to a set; `None`: all that the set names.
+fn says<'a>(former: Option<&'a Former>, set: &Set, class: &Class) -> Option<&'a Named> {
+    former?.says(set.row().id, class.id)
 }
 
 /// Returns the flags of a set's grants for peers in the VPC, whose ranges are these if they are known.

@@ -9,6 +9,7 @@ mod blocks;
 mod compile;
 mod denier;
 mod entries;
+mod former;
 mod lists;
 mod outside;
 mod store;
@@ -28,9 +29,10 @@ use thuban_rows::{Class, PolicyId, PolicySet, RowKey};
 pub use crate::dataplane::policy::Change;
 use crate::dataplane::policy::PolicyEntries;
 use blocks::Prefix;
-use compile::Set;
+use compile::{Named, Set};
 pub use denier::Denier;
 use entries::{Entries, key, plain, shared_service};
+use former::Former;
 use lists::Contents;
 pub use outside::{Outside, Points};
 use store::Store;
@@ -71,6 +73,40 @@ struct Vpc {
     sets: BTreeMap<PolicyId, Set>,
     /// `None`: not known, so that blocks may be anywhere.
     ranges: Option<Vec<Prefix>>,
+    /// Those of the classes and sets that linger.
+    former: Option<Former>,
+}
+
+impl Vpc {
+    /// Returns what sets name that don't linger.
+    fn named(&self) -> Named {
+        let lingers = |id: &PolicyId| {
+            self.former
+                .as_ref()
+                .is_some_and(|former| former.sets.contains(id))
+        };
+        Named::of(
+            self.sets
+                .iter()
+                .filter(|(id, _)| !lingers(id))
+                .map(|(_, set)| set),
+        )
+    }
+
+    /// Takes note that other sets linger than before. Returns those that do: they ask classes otherwise now.
+    fn renew_former(&mut self) -> Vec<PolicyId> {
+        let is_over = self.former.as_ref().is_none_or(Former::is_over);
+        if is_over {
+            self.former = None;
+            return Vec::new();
+        }
+        let named = self.named();
+        let Some(former) = &mut self.former else {
+            return Vec::new();
+        };
+        former.named_now = named;
+        former.sets.iter().copied().collect()
+    }
 }
 
 impl Default for PolicyTables {
@@ -110,12 +146,20 @@ impl PolicyTables {
         }
         let vpc = self.vpcs.entry(vni).or_default();
         if let Some(known) = vpc.classes.get(&id) {
-            return result(*known == class);
+            let is_same = *known == class;
+            let former = vpc.former.as_mut().filter(|_| is_same);
+            if former.is_some_and(|former| former.classes.remove(&id)) {
+                // Sets ask it otherwise now.
+                vpc.renew_former();
+                let sets = vpc.sets.keys();
+                self.untried.extend(sets.map(|set| (vni, *set)));
+            }
+            return result(is_same);
         }
         let is_full = |id| self.full.contains_key(&(vni, id));
         let sets = vpc.sets.iter().filter(|(id, _)| !is_full(**id));
         let lacking = sets.filter_map(|(id, set)| {
-            let added = entries::add_class(&mut self.store, set, &class);
+            let added = entries::add_class(&mut self.store, set, &class, vpc.former.as_ref());
             Some((*id, added.err()?))
         });
         let lacking: Vec<(PolicyId, NoRoom)> = lacking.collect();
@@ -134,6 +178,10 @@ impl PolicyTables {
         if vpc.classes.remove(&id).is_none() {
             return;
         }
+        if let Some(former) = &mut vpc.former {
+            former.classes.remove(&id);
+            vpc.renew_former();
+        }
         // They may lack no other class. Full sets need as much as before.
         let lacking = self.lacking.keys().filter(|(of, _)| *of == vni);
         self.untried.extend(lacking.copied());
@@ -151,12 +199,45 @@ impl PolicyTables {
         let (vni, id) = (row.vni, row.id);
         let vpc = self.vpcs.entry(vni).or_default();
         if let Some(known) = vpc.sets.get(&id) {
-            let is_same = *known.row() == row;
-            return is_same.then_some(()).ok_or(PolicyError::Set { vni, id });
+            if *known.row() != row {
+                return Err(PolicyError::Set { vni, id });
+            }
+            let former = vpc.former.as_mut();
+            if former.is_some_and(|former| former.sets.remove(&id)) {
+                self.untried.insert((vni, id));
+                self.renew_former(vni);
+            }
+            return Ok(());
         }
         vpc.sets.insert(id, Set::new(row));
+        self.renew_former(vni);
         self.install(vni, id);
         Ok(())
+    }
+
+    /// Takes note of rows that a snapshot doesn't name, before its rows are put. Until they are put again or removed,
+    /// packets are judged by them, but never by what a class of one operator does not say to a set of another one.
+    pub fn linger(&mut self, vni: Vni, classes: BTreeSet<PolicyId>, sets: BTreeSet<PolicyId>) {
+        let Some(vpc) = self.vpcs.get_mut(&vni) else {
+            return;
+        };
+        let named = vpc.named();
+        let former = vpc.former.get_or_insert_default();
+        former.are_of_several = !former.is_over();
+        former.named = if former.are_of_several {
+            former.named.intersection(&named)
+        } else {
+            named
+        };
+        former.classes.extend(classes);
+        former.sets.extend(sets);
+        self.renew_former(vni);
+    }
+
+    fn renew_former(&mut self, vni: Vni) {
+        let lingering = self.vpcs.get_mut(&vni).map(Vpc::renew_former);
+        let lingering = lingering.unwrap_or_default();
+        self.untried.extend(lingering.into_iter().map(|set| (vni, set)));
     }
 
     /// Removes a set, by which nothing is judged any more.
@@ -165,6 +246,10 @@ impl PolicyTables {
             return;
         };
         vpc.sets.remove(&id);
+        if let Some(former) = &mut vpc.former {
+            former.sets.remove(&id);
+            vpc.renew_former();
+        }
         self.leave_full((vni, id));
         self.lacking.remove(&(vni, id));
         self.untried.remove(&(vni, id));
@@ -293,7 +378,7 @@ impl PolicyTables {
         let store = &mut self.store;
         let mut contents = Contents::new(store.share().lists);
         contents.work = set.row().rules.len() + vpc.classes.len();
-        let entries = Entries::new(store, set, &vpc.classes, &mut contents);
+        let entries = Entries::new(store, set, &vpc.classes, vpc.former.as_ref(), &mut contents);
         let written = entries.and_then(|mut entries| {
             if entries.would_mix(store) {
                 entries::deny_all(store, key(vni, id));

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 use serde_json::{Value, json};
-use thuban_rows::{Class, Kind, LocalEndpoint, PolicyId, PolicySet};
+use thuban_api::identifiers::Vni;
+use thuban_rows::{Class, Kept, Kind, LocalEndpoint, PolicyAction, PolicyId, PolicyRule, PolicySet};
 
 use super::super::EndpointName;
 use super::*;
@@ -359,13 +360,142 @@ fn a_pod_that_was_not_seen_yet_is_pending() {
     assert!(!world.is_policy_pending(&name(10)));
 }
 
+enum Program {
+    Snapshot(BTreeMap<Key, PackedRow>),
+    Change(Delta),
+}
+
 /// A droplet that applies programs late.
 #[derive(Default)]
 struct Droplet {
     tables: BTreeMap<Key, PackedRow>,
-    queue: VecDeque<Delta>,
+    /// Classes and sets that the last snapshot did not name.
+    lingering: BTreeMap<Key, PackedRow>,
+    /// The groups that the sets before it named, by VPC.
+    named: BTreeMap<Vni, BTreeSet<u64>>,
+    /// The VPCs of which rows of several programs linger.
+    of_several: BTreeSet<Vni>,
+    /// What endpoints have of their local rows and of what they keep.
+    wired: BTreeMap<Key, LocalEndpoint>,
+    queue: VecDeque<Program>,
     sent: usize,
     acked: usize,
+}
+
+fn read(row: &PackedRow) -> Row {
+    Row::try_from(row.unpack()).unwrap()
+}
+
+impl Droplet {
+    fn send(&mut self, program: Program) {
+        self.queue.push_back(program);
+        self.sent += 1;
+    }
+
+    fn apply(&mut self, program: Program) {
+        match program {
+            Program::Snapshot(rows) => {
+                let before = std::mem::replace(&mut self.tables, rows);
+                self.linger(before);
+            }
+            Program::Change(delta) => {
+                for (key, row) in delta {
+                    self.lingering.remove(&key);
+                    match row {
+                        Some(row) => self.tables.insert(key, row),
+                        None => self.tables.remove(&key),
+                    };
+                }
+            }
+        }
+        self.wire();
+        self.acked += 1;
+    }
+
+    /// Does what transitd's `PolicyTables::linger` does.
+    fn linger(&mut self, before: BTreeMap<Key, PackedRow>) {
+        for vni in [1, 2].map(vni) {
+            let named = Self::named_by(&before, vni);
+            let is_new = self.lingering.keys().all(|key| key.vni() != Some(vni));
+            let known = self.named.entry(vni).or_default();
+            if is_new {
+                *known = named;
+                self.of_several.remove(&vni);
+            } else {
+                self.of_several.insert(vni);
+                known.retain(|group| named.contains(group));
+            }
+        }
+        let lasts = |key: &Key| matches!(key, Key::Class(..) | Key::PolicySet(..));
+        self.lingering
+            .extend(before.into_iter().filter(|(key, _)| lasts(key)));
+        self.lingering.retain(|key, _| !self.tables.contains_key(key));
+    }
+
+    /// Returns the groups that the sets of a VPC name.
+    fn named_by(rows: &BTreeMap<Key, PackedRow>, of: Vni) -> BTreeSet<u64> {
+        let mut named = BTreeSet::new();
+        for row in rows
+            .iter()
+            .filter(|(key, _)| matches!(key, Key::PolicySet(vni, _) if *vni == of))
+        {
+            if let Row::PolicySet(set) = read(row.1) {
+                named.extend(set.rules.iter().flat_map(|rule| rule.groups.iter().copied()));
+            }
+        }
+        named
+    }
+
+    fn kept(&self, vni: Vni) -> Kept {
+        match self.tables.get(&Key::Vpc(vni)).map(read) {
+            Some(Row::Vpc(vpc)) => vpc.kept,
+            _ => Kept::Nothing,
+        }
+    }
+
+    fn wire(&mut self) {
+        let before = std::mem::take(&mut self.wired);
+        for (key, row) in &self.tables {
+            let Key::Local(vni, _) = key else { continue };
+            let Row::Local(mut local) = read(row) else {
+                continue;
+            };
+            let kept = self.kept(*vni);
+            if let Some(before) = before.get(key).filter(|before| before.pod_uid == local.pod_uid) {
+                if kept >= Kept::Sets {
+                    (local.ingress_set, local.egress_set) = (before.ingress_set, before.egress_set);
+                }
+                if kept == Kept::All {
+                    local.class = before.class;
+                }
+            }
+            self.wired.insert(key.clone(), local);
+        }
+    }
+
+    /// Returns a class or set, and whether it lingers.
+    fn policy_row(&self, key: &Key) -> Option<(Row, bool)> {
+        let own = self.tables.get(key).map(|row| (read(row), false));
+        own.or_else(|| Some((read(self.lingering.get(key)?), true)))
+    }
+}
+
+/// Returns a set for a class that doesn't say whether it has these groups: who may match is not accepted, and denied.
+fn suspicious(rules: Vec<PolicyRule>, class: &mut ClassContent, unsure: &BTreeSet<u64>) -> Vec<PolicyRule> {
+    const ANY: u64 = 1;
+    class.groups.insert(ANY);
+    let suspect = |mut rule: PolicyRule| {
+        if rule.groups.is_disjoint(unsure) {
+            return rule;
+        }
+        rule.groups.retain(|group| !unsure.contains(group));
+        if rule.action != PolicyAction::Accept {
+            rule.action = PolicyAction::Deny;
+            rule.groups.insert(ANY);
+        }
+        rule
+    };
+    rules.into_iter().map(suspect).collect()
 }
 
 /// An endpoint, its pod's UID, and since when there is one.
@@ -384,11 +514,16 @@ struct Cluster {
     steps: BTreeMap<String, BTreeMap<String, usize>>,
     objects: Objects,
     history: Vec<Objects>,
-    /// The places in the history that the round of a VPC leads from and to.
-    rounds: BTreeMap<String, [usize; 2]>,
+    /// The places in the history of which endpoints of a VPC may have the policies: those that its round leads from and
+    /// to, and after a change of the leader those that the earlier leader's last round led from.
+    rounds: BTreeMap<String, BTreeSet<usize>>,
+    /// What droplets must have acked before all of a VPC have the new leader's program.
+    takeovers: BTreeMap<String, BTreeMap<String, usize>>,
     known: BTreeMap<u8, Known>,
     now: u64,
     judged: [usize; 2],
+    /// Packets that were denied because their class does not say enough.
+    unsure: usize,
 }
 
 const VPCS: [&str; 2] = ["x", "y"];
@@ -407,10 +542,12 @@ impl Cluster {
             steps: BTreeMap::new(),
             history: vec![objects.clone()],
             objects,
-            rounds: VPCS.map(|vpc| (vpc.to_owned(), [0, 0])).into(),
+            rounds: VPCS.map(|vpc| (vpc.to_owned(), [0].into())).into(),
+            takeovers: BTreeMap::new(),
             known: BTreeMap::new(),
             now: 0,
             judged: [0; 2],
+            unsure: 0,
         };
         cluster.world.stage_policies(0);
         cluster.flush();
@@ -435,6 +572,74 @@ impl Cluster {
 
     /// Applies the same objects to a new world at once.
     fn anew(&self) -> World {
+        let mut world = self.loaded();
+        // Endpoints that were added first had classes of fewer groups, whose rows rest.
+        for step in 0..4 {
+            world.roll_out(step * REST);
+            world.flush();
+        }
+        world
+    }
+
+    /// Another leader takes over. Programs on their way are lost.
+    fn change_leader(&mut self) {
+        self.world = self.loaded();
+        let waiting = self.world.stage_policies(self.now);
+        self.world.flush();
+        for number in 0..4 {
+            let name = format!("d{number}");
+            let program = self.world.program(&name);
+            let droplet = self.droplets.entry(name).or_default();
+            droplet.queue.clear();
+            droplet.sent = droplet.acked;
+            droplet.send(Program::Snapshot(program));
+        }
+        self.steps = waiting
+            .into_iter()
+            .map(|vpc| (vpc.clone(), self.marks(&vpc)))
+            .collect();
+        self.takeovers = VPCS.map(|vpc| (vpc.to_owned(), self.marks(vpc))).into();
+        let latest = self.history.len() - 1;
+        for places in self.rounds.values_mut() {
+            places.insert(latest);
+        }
+    }
+
+    /// Returns what the droplets of a VPC have acked when they have acked all that they have been sent.
+    fn marks(&self, vpc: &str) -> BTreeMap<String, usize> {
+        let droplets = self.world.endpoint_droplets_of(vpc);
+        let sent = |name: &str| self.droplets.get(name).map_or(0, |droplet| droplet.sent);
+        droplets
+            .into_iter()
+            .map(|name| (name.to_owned(), sent(name)))
+            .collect()
+    }
+
+    fn have_acked(&self, marks: &BTreeMap<String, usize>) -> bool {
+        let acked = |name: &String| self.droplets.get(name).map(|droplet| droplet.acked);
+        marks
+            .iter()
+            .all(|(name, mark)| acked(name).is_none_or(|acked| acked >= *mark))
+    }
+
+    /// What lingers on droplets goes after a while.
+    fn end_lingering(&mut self) {
+        let keeps = |droplet: &Droplet| {
+            [1, 2]
+                .map(vni)
+                .iter()
+                .any(|vni| droplet.kept(*vni) != Kept::Nothing)
+        };
+        let mut droplets = self.droplets.values();
+        if droplets.all(|droplet| droplet.queue.is_empty() && !keeps(droplet)) {
+            self.droplets
+                .values_mut()
+                .for_each(|droplet| droplet.lingering.clear());
+        }
+    }
+
+    /// Returns a new world with the same objects.
+    fn loaded(&self) -> World {
         let mut world = Self::empty(&self.objects);
         for (number, known) in &self.known {
             let name = Self::name(known, *number);
@@ -447,19 +652,15 @@ impl Cluster {
         for (name, spec) in &self.objects.cluster_policies {
             let _ = world.set_cluster_policy(name, Some(spec));
         }
-        // Endpoints that were added first had classes of fewer groups, whose rows rest.
-        for step in 0..4 {
-            world.roll_out(step * REST);
-            world.flush();
-        }
         world
     }
 
     fn flush(&mut self) {
         for (name, delta) in self.world.flush() {
-            let droplet = self.droplets.entry(name).or_default();
-            droplet.queue.push_back(delta);
-            droplet.sent += 1;
+            self.droplets
+                .entry(name)
+                .or_default()
+                .send(Program::Change(delta));
         }
     }
 
@@ -526,45 +727,44 @@ impl Cluster {
 
     /// Does what the hub does from time to time.
     fn roll_out(&mut self) {
-        let passed = |(_, marks): &(&String, &BTreeMap<String, usize>)| {
-            let mut marks = marks.iter();
-            marks.all(|(name, mark)| {
-                self.droplets
-                    .get(name)
-                    .is_none_or(|droplet| droplet.acked >= *mark)
-            })
+        let has_passed = |(_, marks): &(&String, &BTreeMap<String, usize>)| self.have_acked(marks);
+        let passed = |steps: &BTreeMap<String, BTreeMap<String, usize>>| -> Vec<String> {
+            let passed = steps.iter().filter(has_passed);
+            passed.map(|(vpc, _)| vpc.clone()).collect()
         };
-        let acked: Vec<String> = self
-            .steps
-            .iter()
-            .filter(passed)
-            .map(|(vpc, _)| vpc.clone())
-            .collect();
+        let acked = passed(&self.steps);
+        for vpc in passed(&self.takeovers) {
+            self.takeovers.remove(&vpc);
+        }
         let mut waiting = BTreeSet::new();
         for vpc in acked {
             self.steps.remove(&vpc);
             if self.world.policies_acked(&vpc) {
                 waiting.insert(vpc);
-            } else if let Some(round) = self.rounds.get_mut(&vpc) {
-                round[0] = round[1];
+            } else if let Some(places) = self.rounds.get_mut(&vpc)
+                && !self.takeovers.contains_key(&vpc)
+            {
+                *places = places.last().copied().into_iter().collect();
             }
         }
         let latest = self.history.len() - 1;
         let begun = self.world.roll_out(self.now);
-        for (vpc, round) in &mut self.rounds {
+        for (vpc, places) in &mut self.rounds {
             if begun.contains(vpc) {
-                round[1] = latest;
+                places.insert(latest);
             } else if !self.steps.contains_key(vpc) && !waiting.contains(vpc) {
-                *round = [latest; 2];
+                if self.takeovers.contains_key(vpc) {
+                    places.insert(latest);
+                } else {
+                    *places = [latest].into();
+                }
             }
         }
         waiting.extend(begun);
         self.flush();
         for vpc in waiting {
-            let droplets = self.world.endpoint_droplets_of(&vpc);
-            let sent = |name: &str| self.droplets.get(name).map_or(0, |droplet| droplet.sent);
-            let marks = droplets.into_iter().map(|name| (name.to_owned(), sent(name)));
-            self.steps.insert(vpc.clone(), marks.collect());
+            let marks = self.marks(&vpc);
+            self.steps.insert(vpc, marks);
         }
     }
 
@@ -574,16 +774,9 @@ impl Cluster {
         let Some(droplet) = self.droplets.values_mut().nth(index) else {
             return;
         };
-        let Some(delta) = droplet.queue.pop_front() else {
-            return;
-        };
-        for (key, row) in delta {
-            match row {
-                Some(row) => droplet.tables.insert(key, row),
-                None => droplet.tables.remove(&key),
-            };
+        if let Some(program) = droplet.queue.pop_front() {
+            droplet.apply(program);
         }
-        droplet.acked += 1;
     }
 
     /// Endpoints that can be become ready.
@@ -601,56 +794,75 @@ impl Cluster {
         self.flush();
     }
 
-    fn table(&self, droplet: &str, key: &Key) -> Option<Row> {
-        let row = self.droplets.get(droplet)?.tables.get(key)?;
-        Some(Row::try_from(row.unpack()).unwrap())
-    }
-
-    /// Returns the local row that the endpoint's droplet has.
+    /// Returns what the endpoint's droplet has of its local row and of what it keeps.
     fn local(&self, number: u8) -> Option<LocalEndpoint> {
         let known = self.known.get(&number)?;
         let key = Key::Local(self.vni(known), [10, 0, 0, number].into());
-        match self.table(&Self::home(number), &key)? {
-            Row::Local(local) => Some(local).filter(|local| local.pod_uid == known.uid),
-            _ => None,
-        }
+        let local = self.droplets.get(&Self::home(number))?.wired.get(&key)?;
+        Some(local.clone()).filter(|local| local.pod_uid == known.uid)
     }
 
-    fn vni(&self, known: &Known) -> thuban_api::identifiers::Vni {
+    fn vni(&self, known: &Known) -> Vni {
         self.world.vni(&known.sample.vpc).unwrap()
     }
 
-    /// Whether the droplet lets a packet pass by a set, to or from a class. None: it doesn't know one of them.
+    /// Whether the droplet lets a packet pass by a set, to or from a class, and whether the class says too little. None:
+    /// it doesn't know one of them.
     fn judge(
         &self,
         droplet: &str,
-        vni: thuban_api::identifiers::Vni,
+        vni: Vni,
         (set, class): (Option<PolicyId>, Option<PolicyId>),
         (address, protocol, port): (IpAddr, u8, u16),
-    ) -> Option<bool> {
-        let Some(set) = set else { return Some(true) };
-        let Some(Row::PolicySet(PolicySet {
-            is_egress,
-            is_isolated,
-            rules,
-            ..
-        })) = self.table(droplet, &Key::PolicySet(vni, set))
+    ) -> Option<(bool, bool)> {
+        let Some(set) = set else {
+            return Some((true, false));
+        };
+        let droplet = self.droplets.get(droplet)?;
+        let (
+            Row::PolicySet(PolicySet {
+                is_egress,
+                is_isolated,
+                rules,
+                ..
+            }),
+            set_lingers,
+        ) = droplet.policy_row(&Key::PolicySet(vni, set))?
         else {
             return None;
         };
+        // A new leader that finds no policies in a VPC gives nobody a class.
+        let Some(class) = class else {
+            return Some((false, true));
+        };
+        let (mut class, class_lingers) = match class {
+            PolicyId::PLAIN => (ClassContent::default(), false),
+            id => match droplet.policy_row(&Key::Class(vni, id))? {
+                (Row::Class(Class { groups, names, .. }), lingers) => {
+                    (ClassContent { groups, names }, lingers)
+                }
+                _ => return None,
+            },
+        };
+        let says = match (set_lingers, class_lingers) {
+            (false, true) => droplet.named.get(&vni).cloned(),
+            (true, true) if droplet.of_several.contains(&vni) => droplet.named.get(&vni).cloned(),
+            (true, false) => Some(Droplet::named_by(&droplet.tables, vni)),
+            _ => None,
+        };
+        let asked = || rules.iter().flat_map(|rule| &rule.groups);
+        let is_unsure = |group: &&u64| {
+            says.as_ref().is_some_and(|says| !says.contains(group)) && !class.groups.contains(group)
+        };
+        let unsure: BTreeSet<u64> = asked().filter(is_unsure).copied().collect();
+        let rules = suspicious(rules, &mut class, &unsure);
         let set = SetContent {
             is_egress,
             is_isolated,
             rules: rules.into_iter().map(Arc::new).collect(),
         };
-        let class = match class? {
-            PolicyId::PLAIN => ClassContent::default(),
-            id => match self.table(droplet, &Key::Class(vni, id))? {
-                Row::Class(Class { groups, names, .. }) => ClassContent { groups, names },
-                _ => return None,
-            },
-        };
-        Some(read_set(Some(&set), Some(&class), address, protocol, port))
+        let passes = read_set(Some(&set), Some(&class), address, protocol, port);
+        Some((passes, says.is_some()))
     }
 
     /// Asserts that packets between ready endpoints meet the old policies or the new ones.
@@ -690,19 +902,25 @@ impl Cluster {
                 port,
                 behind: &[],
             };
-            let [old, new] = self.rounds[&source.sample.vpc];
+            let round = &self.rounds[&source.sample.vpc];
+            let old = *round.first().unwrap();
             let is_young = source.since > old || destination.since > old;
             let places: Vec<usize> = if is_young {
                 (old..self.history.len()).collect()
             } else {
-                vec![old, new]
+                round.iter().copied().collect()
             };
             for (is_egress, given, other) in [(false, ingress, end(source)), (true, egress, end(destination))]
             {
-                let Some(passes) = self.judge(&judging, vni, given, (other.unwrap(), protocol, port)) else {
+                let judged = self.judge(&judging, vni, given, (other.unwrap(), protocol, port));
+                let Some((passes, is_unsure)) = judged else {
                     assert!(is_young, "{from} to {to}: a row is missing");
                     continue;
                 };
+                if is_unsure && !passes {
+                    self.unsure += 1;
+                    continue;
+                }
                 let mut expected = places
                     .iter()
                     .map(|place| self.history[*place].accept(&packet, is_egress));
@@ -710,7 +928,7 @@ impl Cluster {
                     expected.any(|expected| expected == passes),
                     "{from} to {to}, egress {is_egress}: {passes}, of {places:?}\n{packet:#?}\n{:#?}\n{:#?}",
                     self.history[old],
-                    self.history[new],
+                    self.history[*places.last().unwrap()],
                 );
                 self.judged[usize::from(passes)] += usize::from(given.0.is_some());
             }
@@ -731,11 +949,14 @@ fn packets_meet_the_old_policies_or_the_new_ones() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let seed = number("THUBAN_SEED").unwrap_or(0x7468_7562_616e);
     let runs = number("THUBAN_RUNS").unwrap_or(20);
-    let mut judged = [0; 2];
+    let (mut judged, mut unsure) = ([0; 2], 0);
     for seed in seed..seed + runs {
         println!("THUBAN_SEED={seed}");
         let mut cluster = Cluster::new(seed);
         for _ in 0..600 {
+            if cluster.random.0.u8(..60) == 0 {
+                cluster.change_leader();
+            }
             match cluster.random.0.u8(..20) {
                 0 => {
                     let number = cluster.random.0.u8(..6);
@@ -744,14 +965,18 @@ fn packets_meet_the_old_policies_or_the_new_ones() {
                 1 => cluster.change_policy(),
                 2..6 => cluster.roll_out(),
                 6 => cluster.provision(),
-                7 if cluster.random.0.u8(..10) == 0 => cluster.now += REST,
+                7 if cluster.random.0.u8(..10) == 0 => {
+                    cluster.now += REST;
+                    cluster.end_lingering();
+                }
                 _ => cluster.deliver(),
             }
             cluster.check();
         }
         cluster.converge();
         let latest = cluster.history.len() - 1;
-        assert!(cluster.rounds.values().all(|round| *round == [latest; 2]));
+        assert!(cluster.rounds.values().all(|round| *round == [latest].into()));
+        cluster.end_lingering();
         for _ in 0..20 {
             cluster.check();
         }
@@ -761,6 +986,10 @@ fn packets_meet_the_old_policies_or_the_new_ones() {
         }
         assert_eq!(programs(&cluster.world), programs(&cluster.anew()));
         judged = [0, 1].map(|index| judged[index] + cluster.judged[index]);
+        unsure += cluster.unsure;
     }
+    // A new leader costs few packets, though policies change whenever nobody leads here.
+    let all: usize = judged.iter().sum();
+    assert!(unsure > 0 && unsure < all / 8, "{unsure} of {judged:?}");
     assert!(judged.iter().all(|count| *count > 1000), "{judged:?}");
 }

@@ -3,6 +3,7 @@
 mod bounds;
 mod denier;
 mod directed;
+mod former;
 mod judged;
 mod maps;
 mod oracle;
