@@ -59,6 +59,33 @@ impl Shared {
         total <= self.shared()
     }
 
+    /// Returns the number of entries beyond which a table is crowded: soon no VPC may go beyond its reserve.
+    pub fn crowded(self) -> usize {
+        self.shared() / 4 * 3
+    }
+
+    /// Returns the fair part of a VPC: the table would not be crowded if no VPC had more. Who has less leaves the rest
+    /// to the others. `held`: the entries of each VPC; `total`: entries in the table.
+    pub fn fair(self, mut held: Vec<usize>, total: usize) -> usize {
+        if total <= self.crowded() {
+            return usize::MAX;
+        }
+        // Entries that are no VPC's.
+        let others = total.saturating_sub(held.iter().sum::<usize>());
+        let mut room = self.crowded().saturating_sub(others);
+        let mut vpcs = held.len();
+        held.sort_unstable();
+        for own in held {
+            let part = room / vpcs;
+            if own > part {
+                return part;
+            }
+            room -= own;
+            vpcs -= 1;
+        }
+        usize::MAX
+    }
+
     /// Returns the number of entries that each VPC may always have. `held`: the entries of each VPC that has any;
     /// `vpcs`: how many VPCs there are; `total`: entries in the table.
     pub fn reserve(self, held: &[usize], vpcs: usize, total: usize) -> usize {
@@ -123,6 +150,29 @@ mod tests {
                     reserved = CONNECTIONS.reserve(&some, vpcs, total);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn who_has_less_than_its_fair_part_leaves_the_rest_to_others() {
+        // It is crowded by 750 entries.
+        let table = Shared::half_reserved(2000);
+        let fair = |held: &[usize]| table.fair(held.to_vec(), held.iter().sum());
+        assert_eq!(fair(&[400, 350]), usize::MAX, "a table with room");
+        assert_eq!(fair(&[400, 351]), 399);
+        assert_eq!(fair(&[500, 500]), 375);
+        assert_eq!(fair(&[50, 500, 500]), 350);
+        assert_eq!(fair(&[500, 200, 50, 500]), 250);
+        assert_eq!(table.fair(vec![500, 100], 800), 450, "200 are no VPC's");
+        assert_eq!(table.fair(vec![1], 2000), 0);
+        let mut random = fastrand::Rng::with_seed(7);
+        for _ in 0..1000 {
+            let held: Vec<usize> = (0..random.usize(1..20)).map(|_| random.usize(..300)).collect();
+            let part = fair(&held);
+            let capped = held.iter().map(|own| (*own).min(part)).sum::<usize>();
+            assert!(capped <= 750, "{held:?}: {part}");
+            let rest = held.iter().filter(|own| **own > part).count();
+            assert!(rest == 0 || capped + rest > 750, "{held:?}: {part} is too little");
         }
     }
 

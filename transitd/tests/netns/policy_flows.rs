@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
 use thuban_common::policy::{FLOWS_OF_VPC, FlowEntry};
-use thuban_common::services::{ALL_FLOWS, ConnectionKey, FINISHED, FORWARD, RESET, SEEN};
+use thuban_common::services::{
+    ALL_FLOWS, ConnectionKey, FINISHED, FORWARD, QUOTA_FLOWS_HELD, QUOTA_FLOWS_RESERVE, RESET, SEEN,
+};
 use thuban_common::tables::{Address, EndpointKey};
 use transitd::dataplane::connections::Connections;
 
@@ -135,6 +137,23 @@ fn who_has_used_up_its_share_loses_silent_flows() {
     world.count(8, FLOWS_OF_VPC / 4 * 3 - 1);
     assert_eq!(world.scan(|_| true), 3);
     assert_eq!([7, 8].map(|vni| world.counted(vni)), [Some(1), Some(2)]);
+}
+
+#[test]
+fn two_vpcs_that_crowd_the_table_shorten_no_third_ones_flows() {
+    let world = World::new();
+    // All have more than their reserve.
+    let shares = [(7, 24_000), (8, 24_000), (9, 10_000)];
+    for (vni, count) in shares {
+        world.flow(vni, TCP, 1, 6, SEEN, 70);
+        world.count(vni, count);
+    }
+    let mut quotas = world.0.array::<u32>("QUOTAS");
+    let held: u32 = shares.iter().map(|(_, count)| count).sum();
+    quotas.set(QUOTA_FLOWS_HELD, held, 0).unwrap();
+    quotas.set(QUOTA_FLOWS_RESERVE, 64, 0).unwrap();
+    assert_eq!(world.scan(|_| true), 1);
+    assert_eq!([7, 8, 9].map(|vni| world.counted(vni)), [None, None, Some(1)]);
 }
 
 #[test]

@@ -25,12 +25,13 @@ impl Connections {
         shares: &mut HashMap<EndpointKey, u32>,
     ) -> Result<usize, TableError> {
         let (mut held, mut doomed) = (0, Vec::new());
+        let limit = before.limit_of_flows();
         let mut count = |vni| {
             *shares.entry(endpoint(vni, ALL_FLOWS)).or_default() += 1;
             held += 1;
         };
         self.all_flows.each(|key, entry| {
-            let is_crowding = before.crowds_flows(key.vni);
+            let is_crowding = before.share(key.vni, ALL_FLOWS) > limit;
             let life = life_of_flow(key.protocol, &entry, is_crowding);
             let is_over = now.saturating_sub(Duration::from_nanos(entry.time)) > life;
             let is_wanted = !is_over && is_here(&endpoint(key.vni, key.destination));
@@ -71,10 +72,10 @@ impl Connections {
 }
 
 impl Counts {
-    /// Whether a VPC has more than its reserve of a crowded table, or nearly all that it may have.
-    fn crowds_flows(&self, vni: u32) -> bool {
-        let own = endpoint(vni, ALL_FLOWS);
-        let share = self.shares.get(&own).copied().unwrap_or_default();
-        share >= FLOWS_OF_VPC / 4 * 3 || self.is_crowding(&own, ROOM_OF_FLOWS)
+    /// Returns how many flows a VPC may have without shorter lives: [`Self::limit`], and less than nearly all that it
+    /// may have.
+    fn limit_of_flows(&self) -> u32 {
+        let nearly_all = FLOWS_OF_VPC / 4 * 3;
+        self.limit(ALL_FLOWS, ROOM_OF_FLOWS).min(nearly_all - 1)
     }
 }

@@ -16,13 +16,11 @@ const TRANSITORY: Duration = Duration::from_mins(1);
 const ABANDONED: Duration = Duration::from_mins(5);
 const DATAGRAMS: Duration = Duration::from_mins(2);
 pub const UNANSWERED_DATAGRAM: Duration = Duration::from_secs(30);
-/// The life of an unanswered connection of a VPC beyond its reserve, while the table is crowded: a client asks twice in
-/// that time.
+/// The life of an unanswered connection of a VPC that crowds the table: a client asks twice in that time.
 const UNANSWERED_IN_A_CROWD: Duration = Duration::from_secs(5);
 /// The same of a connection that was ended by both sides or a reset: the last packets are said again within that time.
 const ENDED_IN_A_CROWD: Duration = Duration::from_secs(10);
-/// The longest life of a flow in FLOWS of a VPC that has nearly all that it may have there. A packet of the client
-/// writes it anew.
+/// The longest life of a flow of a VPC that crowds FLOWS. A packet of the client writes it anew.
 const FLOW_IN_A_CROWD: Duration = TRANSITORY;
 
 /// The known facts of a connection, by which its life is chosen.
@@ -32,7 +30,7 @@ pub struct Seen {
     pub forward: u16,
     pub reverse: u16,
     pub has_backend: bool,
-    /// Its VPC has more than its reserve, and the table is crowded.
+    /// Its VPC has more than its reserve and its fair part, and the table is crowded.
     pub is_crowding: bool,
 }
 
@@ -71,7 +69,8 @@ pub fn life(seen: &Seen) -> Duration {
     }
 }
 
-/// Returns how long a flow may be without a packet. `is_crowding`: its VPC has nearly all that it may have in FLOWS.
+/// Returns how long a flow may be without a packet. `is_crowding`: its VPC crowds FLOWS, or has nearly all that it may
+/// have there.
 pub fn life_of_flow(protocol: u8, entry: &FlowEntry, is_crowding: bool) -> Duration {
     let has_connections = has_connections(protocol);
     let life = life(&Seen {

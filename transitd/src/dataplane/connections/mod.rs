@@ -130,6 +130,7 @@ impl Connections {
     ) -> Result<Scan, TableError> {
         let now = boot::monotonic();
         let before = self.counts()?;
+        let limit = before.limit(ALL_CONNECTIONS, self.room);
         let mut known: HashMap<ServiceKey, Option<Backends>> = HashMap::new();
         let (mut scan, mut doomed) = (Scan::default(), Vec::new());
         let mut counted = Counts::default();
@@ -166,7 +167,7 @@ impl Connections {
                 } else {
                     self.has_backend(&entry)?
                 },
-                is_crowding: before.is_crowding(&endpoint(entry.payer, ALL_CONNECTIONS), self.room),
+                is_crowding: before.share(entry.payer, ALL_CONNECTIONS) > limit,
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
@@ -418,17 +419,23 @@ struct Quotas {
 }
 
 impl Counts {
-    /// Whether a VPC has more than its reserve of a crowded table, in which soon no VPC may go beyond its reserve.
-    /// `of_vpc`: the key of its share of CONNECTIONS or FLOWS; `room`: that of the same table.
-    fn is_crowding(&self, of_vpc: &EndpointKey, room: Shared) -> bool {
-        let table = if of_vpc.address == ALL_FLOWS {
+    /// Returns how many entries a VPC may have without shorter lives: its reserve, and its fair part of a crowded table.
+    /// `of`: [`ALL_CONNECTIONS`] or [`ALL_FLOWS`]; `room`: that of the same table.
+    fn limit(&self, of: Address, room: Shared) -> u32 {
+        let table = if of == ALL_FLOWS {
             &self.flows
         } else {
             &self.connections
         };
-        let crowded = room.shared() / 4 * 3;
-        let own = self.shares.get(of_vpc);
-        table.held as usize >= crowded && own.is_some_and(|own| *own > table.reserve)
+        let held = self.shares.iter().filter(|(key, _)| key.address == of);
+        let held = held.map(|(_, own)| *own as usize).collect();
+        let fair = room.fair(held, table.held as usize);
+        u32::try_from(fair).unwrap_or(u32::MAX).max(table.reserve)
+    }
+
+    /// Returns how many entries a VPC has. `of`: as of [`Self::limit`].
+    fn share(&self, vni: u32, of: Address) -> u32 {
+        self.shares.get(&endpoint(vni, of)).copied().unwrap_or_default()
     }
 
     /// Returns how long a flow in PENDING may be without a packet, by the share of its VPC.
@@ -532,29 +539,29 @@ mod tests {
     }
 
     #[test]
-    fn only_who_is_beyond_its_reserve_crowds_a_table() {
-        for of in [ALL_CONNECTIONS, ALL_FLOWS] {
-            let shares = [(7, 101), (8, 100)].map(|(vni, own)| (endpoint(vni, of), own));
-            let room = Shared::half_reserved(2000);
-            let mut counts = Counts {
-                shares: HashMap::from(shares),
-                ..Counts::default()
-            };
-            let crowding =
-                |counts: &Counts| [7, 8, 9].map(|vni| counts.is_crowding(&endpoint(vni, of), room));
-            for (held, expected) in [(750, true), (749, false)] {
-                let quotas = Quotas { held, reserve: 100 };
-                let other = Quotas {
+    fn only_who_is_beyond_reserve_and_fair_part_crowds_a_table() {
+        for (of, other) in [(ALL_CONNECTIONS, ALL_FLOWS), (ALL_FLOWS, ALL_CONNECTIONS)] {
+            // Tables are crowded by 750 entries.
+            let limit = |shares: &[(u32, u32)], held| {
+                let shares = shares.iter().map(|(vni, own)| (endpoint(*vni, of), *own));
+                let own = Quotas { held, reserve: 100 };
+                let full = Quotas {
                     held: 2000,
                     reserve: 0,
                 };
-                if of == ALL_FLOWS {
-                    (counts.connections, counts.flows) = (other, quotas);
-                } else {
-                    (counts.connections, counts.flows) = (quotas, other);
-                }
-                assert_eq!(crowding(&counts), [expected, false, false], "{held}");
-            }
+                let (connections, flows) = if of == ALL_FLOWS { (full, own) } else { (own, full) };
+                let counts = Counts {
+                    shares: shares.chain([(endpoint(9, other), 2000)]).collect(),
+                    connections,
+                    flows,
+                };
+                assert_eq!([8, 9].map(|vni| counts.share(vni, of)), [351, 0]);
+                counts.limit(of, Shared::half_reserved(2000))
+            };
+            assert_eq!(limit(&[(7, 399), (8, 351)], 750), u32::MAX, "a table with room");
+            assert_eq!(limit(&[(7, 500), (8, 351)], 851), 399);
+            let crowd: Vec<(u32, u32)> = (10..20).map(|vni| (vni, 101)).chain([(8, 351)]).collect();
+            assert_eq!(limit(&crowd, 1361), 100, "the reserve");
         }
     }
 }
