@@ -75,6 +75,7 @@ impl Quota {
         let own = self.of.get(&vni).copied().unwrap_or_default();
         let own = own.minus(old).plus(new);
         let total = self.total.minus(old).plus(new);
+        let newcomer = (!self.of.contains_key(&vni)).then_some(0_usize);
         for (table, name) in TABLES.into_iter().enumerate() {
             let rows = |of: &Usage| of.0.get(table).copied().unwrap_or_default();
             let capacity = rows(&self.capacity);
@@ -84,7 +85,7 @@ impl Quota {
             if rows(&own) * 2 > capacity {
                 return Err(TableError::Share { name });
             }
-            let held = || self.of.values().map(rows).collect();
+            let held = || self.of.values().map(rows).chain(newcomer).collect();
             let shared = Shared::quarter_reserved(capacity);
             if !shared.admits(rows(&own), rows(&total), held, rows(&self.total)) {
                 return Err(TableError::Share { name });
@@ -143,7 +144,7 @@ mod tests {
             "a quarter"
         );
         quota.add(2, Usage([800, 1600, 3200, 0]));
-        for vni in 3..=32 {
+        for vni in 3..=16 {
             assert_eq!(
                 is_refused(&quota, vni, Usage([26, 0, 0, 0])),
                 Some("SERVICES"),
@@ -151,6 +152,17 @@ mod tests {
             );
             assert_eq!(is_refused(&quota, vni, Usage([25, 50, 100, 0])), None, "{vni}");
             quota.add(vni, Usage([25, 50, 100, 0]));
+        }
+        // The other half of the reserves is for VPCs behind them.
+        for (vpcs, reserve) in [(17..=32, [6, 12, 25]), (33..=64, [3, 6, 12])] {
+            let [services, slots, backends] = reserve;
+            let reserve = Usage([services, slots, backends, 0]);
+            for vni in vpcs {
+                let more = Usage([services + 1, 0, 0, 0]);
+                assert_eq!(is_refused(&quota, vni, more), Some("SERVICES"), "{vni}");
+                assert_eq!(is_refused(&quota, vni, reserve), None, "{vni}");
+                quota.add(vni, reserve);
+            }
         }
         quota.take(2, Usage([800, 1600, 3200, 0]));
         assert_eq!(

@@ -23,8 +23,8 @@ impl Shared {
         }
     }
 
-    /// A table of which a quarter is for reserves: one that transitd fills. Each of 32 VPCs gets 512 rows of SLOTS.
-    /// Those are enough for 512 ports with up to four backends.
+    /// A table of which a quarter is for reserves: one that transitd fills. Each of 16 VPCs gets 512 rows of SLOTS, and
+    /// half of the quarter stays for VPCs behind them. 512 rows are enough for 512 ports with up to four backends.
     pub const fn quarter_reserved(capacity: usize) -> Self {
         Self {
             capacity,
@@ -33,14 +33,14 @@ impl Shared {
         }
     }
 
-    /// Whether a VPC may come to have `own` entries of `total`. `held`: the entries of each VPC that has any, and `now`
-    /// all entries, without those that are to come. There is room for VPCs that have no entries yet.
+    /// Whether a VPC may come to have `own` entries of `total`. `held`: the entries of each VPC that has any and of this
+    /// one, and `now` all entries, without those that are to come. There is room for as many VPCs again.
     pub fn admits(self, own: usize, total: usize, held: impl FnOnce() -> Vec<usize>, now: usize) -> bool {
         if self.is_free(total) {
             return true;
         }
         let held = held();
-        own <= self.reserve(&held, self.parts(held.len()), now)
+        own <= self.reserve(&held, self.parts(2 * held.len()), now)
     }
 
     /// Returns the number of entries up to which VPCs may go beyond their reserves.
@@ -173,6 +173,65 @@ mod tests {
             assert!(capped <= 750, "{held:?}: {part}");
             let rest = held.iter().filter(|own| **own > part).count();
             assert!(rest == 0 || capped + rest > 750, "{held:?}: {part} is too little");
+        }
+    }
+
+    #[test]
+    fn behind_every_vpc_there_is_room_for_another_one() {
+        let table = Shared::quarter_reserved(131_072);
+        // Three VPCs have what they may have beyond their reserves, and each VPC that comes takes all it may.
+        let mut held = vec![table.capacity / 4; 3];
+        let mut reserves = Vec::new();
+        for vpcs in 4..=300 {
+            held.push(0);
+            let total: usize = held.iter().sum();
+            let may_have = |own| table.admits(own, total + own, || held.clone(), total);
+            let mut powers = (0..=10).rev().map(|power| 1_usize << power);
+            let reserve = powers.find(|own| may_have(*own)).unwrap_or_default();
+            assert!(!may_have(reserve + 1));
+            if let Some(last) = held.last_mut() {
+                *last = reserve;
+            }
+            assert!(total + reserve <= table.capacity);
+            if reserves.last().is_none_or(|(_, last)| *last != reserve) {
+                reserves.push((vpcs, reserve));
+            }
+        }
+        let expected = [(4, 1024), (17, 256), (33, 128), (65, 32), (129, 16), (257, 8)];
+        assert_eq!(reserves, expected);
+    }
+
+    #[test]
+    fn the_first_vpcs_have_their_reserves_whatever_came_before() {
+        let table = Shared::quarter_reserved(131_072);
+        let mut random = fastrand::Rng::with_seed(32);
+        for _ in 0..100 {
+            let mut held: Vec<usize> = Vec::new();
+            for _ in 0..300 {
+                let total: usize = held.iter().sum();
+                let of = random.usize(..=held.len().min(40));
+                if random.u8(..4) == 0 && of < held.len() {
+                    held.swap_remove(of);
+                    continue;
+                }
+                if of == held.len() {
+                    held.push(0);
+                }
+                let own = held[of];
+                let admits = |own, before| table.admits(own, total + own - before, || held.clone(), total);
+                if held.len() <= 16 {
+                    assert!(own >= 1024 || admits(1024, own), "{held:?}");
+                }
+                let wanted = own + random.usize(..40_000);
+                let wanted = [wanted, own + 1024, 1024, own + 100, own + 10, 16].into_iter();
+                let mut wanted = wanted.filter(|next| *next > own && *next <= table.capacity / 4);
+                let next = wanted.find(|next| admits(*next, own));
+                if let Some(next) = next {
+                    held[of] = next;
+                }
+                let total: usize = held.iter().sum();
+                assert!(total <= table.capacity, "{held:?}");
+            }
         }
     }
 

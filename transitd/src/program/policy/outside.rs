@@ -48,7 +48,7 @@ impl Costs {
             *of_vpcs.entry(vni(*other)).or_default() += held;
         }
         let now: usize = of_vpcs.values().sum();
-        let own = of_vpcs.get(&vni(set)).copied().unwrap_or_default() + cost;
+        let own = *of_vpcs.entry(vni(set)).or_default() + cost;
         let shared = Shared::quarter_reserved(STACK_CAPACITY);
         let held = || of_vpcs.into_values().collect();
         if now + cost > STACK_CAPACITY {
@@ -224,6 +224,19 @@ mod tests {
         let reserve = SHARE / 32;
         assert_eq!(costs.admit(set(4, 1), reserve), Ok(()));
         assert_eq!(costs.admit(set(4, 1), reserve + 1), share);
+        for vpc in 4..=64 {
+            let admit = |cost| costs.admit(set(vpc, 1), cost);
+            let reserve = match vpc {
+                ..=16 => reserve,
+                17..=32 => reserve / 4,
+                _ => reserve / 8,
+            };
+            assert_eq!([admit(reserve), admit(reserve + 1)], [Ok(()), share], "{vpc}");
+            costs.put(set(vpc, 1), reserve);
+        }
+        for vpc in 4..=64 {
+            costs.remove(set(vpc, 1));
+        }
         assert!(costs.remove(set(1, 1)) && !costs.remove(set(1, 1)));
         assert_eq!(costs.admit(set(4, 1), SHARE), Ok(()));
     }

@@ -199,8 +199,9 @@ impl Store {
             return Err(NoRoom::Table(table));
         }
         let (own, total) = (own.plus(more), self.total.plus(more));
+        let newcomer = (!self.of_vpcs.contains_key(&vni(set))).then_some(0_usize);
         for (table, of) in TABLES.into_iter().filter(|(_, of)| of(&more) > 0) {
-            let held = || self.of_vpcs.values().map(of).collect();
+            let held = || self.of_vpcs.values().map(of).chain(newcomer).collect();
             let shared = Shared::quarter_reserved(of(&self.capacity));
             if !shared.admits(of(&own), of(&total), held, of(&self.total)) {
                 return Err(NoRoom::Share(table));

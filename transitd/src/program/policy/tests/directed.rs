@@ -485,7 +485,7 @@ fn a_full_set_is_there_as_soon_as_there_is_room() {
 
 #[test]
 fn three_vpcs_leave_all_others_a_reserve() {
-    // A quarter is 320 grants. It is the most of a VPC, and it is the reserves of 32 VPCs.
+    // A quarter is 320 grants. It is the most of a VPC, and 32 reserves of up to 16 VPCs.
     let capacity = Usage {
         grants: 1280,
         ..Usage::CAPACITY
