@@ -317,8 +317,10 @@ pub const QUOTA_SHARED: u32 = 2;
 pub const QUOTA_FLOWS_HELD: u32 = 3;
 /// Index in QUOTAS: entries of FLOWS that each VPC may always have. transitd writes it.
 pub const QUOTA_FLOWS_RESERVE: u32 = 4;
-/// Elements of QUOTAS.
-pub const QUOTAS: u32 = 5;
+/// Elements of QUOTAS. There are more than are used, so that a later one changes no layout: transitd refuses a pinned
+/// map of another size.
+pub const QUOTAS: u32 = 16;
+const _: () = assert!(QUOTA_FLOWS_RESERVE < QUOTAS);
 /// Flows in PENDING that the clients of one VPC may have: half of the table.
 pub const PENDING_OF_VPC: u32 = 8192;
 /// The most backends of fronts.
