@@ -70,9 +70,14 @@ pub fn sends_rows(uid: &str) {
     }
 }
 
-/// Begins a span of a pod that is noted.
-pub fn begin(uid: &str, name: &'static str) -> Span {
-    if is_on() && pods().0.contains_key(uid) {
+/// Begins a span of a pod that is noted. While traces are off, nobody asks for the UID.
+pub fn begin<U: AsRef<str>>(uid: impl FnOnce() -> U, name: &'static str) -> Span {
+    if !is_on() {
+        return Span::none();
+    }
+    let uid = uid();
+    let uid: &str = uid.as_ref();
+    if pods().0.contains_key(uid) {
         Span::begin(uid, name)
     } else {
         Span::none()
@@ -115,6 +120,12 @@ pub fn provisions(endpoint: &Endpoint) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn nobody_asks_for_a_uid_while_traces_are_off() {
+        let span = begin(|| -> String { panic!("no collector is set") }, "claim addresses");
+        span.end();
+    }
 
     #[test]
     fn notes_of_pods_are_bounded_and_the_first_counts() {

@@ -143,7 +143,7 @@ async fn create_endpoint(
 ) -> Result<Action, ReconcileError> {
     let namespace = endpoint.namespace().unwrap_or_default();
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
-    let span = traces::begin(&holder_uid(endpoint), "create Endpoint");
+    let span = traces::begin(|| holder_uid(endpoint), "create Endpoint");
     let created = create(&endpoints, endpoint).await;
     span.end_with(&created);
     match created {
@@ -209,7 +209,7 @@ async fn claim(
         asked,
         refused: &[],
     };
-    let span = traces::begin(cni_uid, "claim addresses");
+    let span = traces::begin(|| cni_uid, "claim addresses");
     let claimed = claimant.claim_all(context).await;
     span.end_with(&claimed);
     match claimed {

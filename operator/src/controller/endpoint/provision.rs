@@ -95,7 +95,7 @@ pub async fn provision(
         return Ok(Action::requeue(ACK_RETRY));
     }
     traces::acked(endpoint);
-    let span = traces::begin(&holder_uid(endpoint), "write Provisioned");
+    let span = traces::begin(|| holder_uid(endpoint), "write Provisioned");
     let written = write(endpoint, endpoints, status).await;
     span.end_with(&written);
     written?;
