@@ -6,15 +6,18 @@
 mod drops;
 
 use std::collections::{HashMap, HashSet};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thuban_common::policy::{DenialKey, DenialRecord, in_vpc};
+use thuban_common::tables::DropKey;
 use thuban_proto::MAX_DENIALS;
 use thuban_proto::transit::{Denial, Denials, droplet_message::Message};
 use tokio::time::MissedTickBehavior;
 use tracing::warn;
 
+use crate::attachments::Attachment;
 use crate::boot;
 use crate::dataplane::tables::TableError;
 use crate::dataplane::{denials, drops as drop_counts};
@@ -81,6 +84,29 @@ struct Meters {
 }
 
 impl Meters {
+    /// Returns what to report. `asked` and `asks_of_drops`: what the operator asks about now; it may have asked about
+    /// less or more when the maps were read. Its new question waits for the next look, which follows at once.
+    fn look<'a>(
+        &mut self,
+        read: Read,
+        asked: &HashSet<u64>,
+        asks_of_drops: bool,
+        attachments: impl Iterator<Item = &'a Attachment>,
+    ) -> Denials {
+        let mut report = Denials::default();
+        if asked.is_empty() {
+            self.denials = Meter::default();
+        } else if let Some(records) = read.denials {
+            report.denials = self.denials.look(&records, asked, boot::monotonic());
+        }
+        if !asks_of_drops {
+            self.drops = drops::Meter::default();
+        } else if let Some(counts) = read.drops {
+            report.drops = self.drops.look(counts, attachments);
+        }
+        report
+    }
+
     /// Whether the operator asks about something that was not looked at yet.
     fn lack_a_look(&self, state: &State) -> bool {
         let asks_of_sets = state.reported_sets.as_ref().is_some_and(|sets| !sets.is_empty());
@@ -108,26 +134,43 @@ pub async fn run(node: Arc<Node>) {
     }
 }
 
+/// The contents of the maps that the operator asks about.
+#[derive(Default)]
+struct Read {
+    denials: Option<Vec<DenialRecord>>,
+    drops: Option<HashMap<DropKey, u64>>,
+}
+
+impl Read {
+    fn new(maps: &Path, asks_of_sets: bool, asks_of_drops: bool) -> Self {
+        let denials = asks_of_sets.then(|| as_read(denials::read(maps)));
+        let drops = asks_of_drops.then(|| as_read(drop_counts::read(maps)));
+        Self {
+            denials: denials.flatten(),
+            drops: drops.flatten(),
+        }
+    }
+}
+
+/// Returns whether the operator asks about sets, and whether about drops; none: it has not asked.
+fn questions(state: &State) -> Option<(bool, bool)> {
+    let asked = state.reported_sets.as_ref()?;
+    Some((!asked.is_empty(), state.reports_drops))
+}
+
 /// Reports what was denied and dropped since the last look, if the operator asks. Without a stream it waits.
 fn report(node: &Node, meters: &mut Meters) {
+    let questions = questions(&node.state());
+    let Some((asks_of_sets, asks_of_drops)) = questions else {
+        return;
+    };
+    // All of the daemon waits for the state, so it is not locked here: the maps have thousands of entries.
+    let read = Read::new(&node.settings.pins.maps(), asks_of_sets, asks_of_drops);
     let state = node.state();
     let Some(asked) = &state.reported_sets else {
         return;
     };
-    let maps = node.settings.pins.maps();
-    let mut report = Denials::default();
-    if asked.is_empty() {
-        meters.denials = Meter::default();
-    } else if let Some(records) = as_read(denials::read(&maps)) {
-        report.denials = meters.denials.look(&records, asked, boot::monotonic());
-    }
-    if state.reports_drops {
-        if let Some(counts) = as_read(drop_counts::read(&maps)) {
-            report.drops = meters.drops.look(counts, state.attachments.values());
-        }
-    } else {
-        meters.drops = drops::Meter::default();
-    }
+    let report = meters.look(read, asked, state.reports_drops, state.attachments.values());
     if !report.denials.is_empty() || !report.drops.is_empty() {
         state.send(Message::Denials(report));
     }
@@ -196,6 +239,27 @@ mod tests {
             "not asked"
         );
         assert_eq!(look(&mut meter, &[record(1, 5, 1)]), [1], "the entry came again");
+    }
+
+    #[test]
+    fn a_question_that_comes_while_maps_are_read_is_not_lost() {
+        let mut meters = Meters::default();
+        let mut look = |read: Read, sets: &HashSet<u64>, asks_of_drops| {
+            let report = meters.look(read, sets, asks_of_drops, std::iter::empty());
+            let packets: Vec<u64> = report.denials.iter().map(|denial| denial.packets).collect();
+            (packets, meters.denials.has_looked(), meters.drops.has_looked())
+        };
+        let read = |packets| Read {
+            denials: Some(vec![record(1, 5, packets)]),
+            drops: Some(HashMap::new()),
+        };
+        assert_eq!(look(Read::default(), &asked(), true), (vec![], false, false));
+        assert_eq!(look(read(100), &asked(), true), (vec![], true, true), "of before");
+        assert_eq!(look(Read::default(), &asked(), true), (vec![], true, true));
+        assert_eq!(look(read(103), &asked(), true), (vec![3], true, true));
+        // It was taken back meanwhile.
+        let none = HashSet::new();
+        assert_eq!(look(read(104), &none, false), (vec![], false, false));
     }
 
     #[test]
