@@ -33,8 +33,8 @@ impl Shared {
         }
     }
 
-    /// Whether a VPC may come to have `own` entries of `total`. `held`: the entries of each VPC that has any and of this
-    /// one, and `now` all entries, without those that are to come. There is room for as many VPCs again.
+    /// Whether a VPC may come to have `own` entries of `total`. `held`: the entries of each VPC that has any, and of
+    /// this one; `now`: all entries, without those that are to come. As many VPCs again may come and find a reserve.
     pub fn admits(self, own: usize, total: usize, held: impl FnOnce() -> Vec<usize>, now: usize) -> bool {
         if self.is_free(total) {
             return true;

@@ -419,7 +419,8 @@ struct Quotas {
 }
 
 impl Counts {
-    /// Returns how many entries a VPC may have without shorter lives: its reserve, and its fair part of a crowded table.
+    /// Returns how many entries a VPC may have without shorter lives: its reserve, or its fair part of a crowded table
+    /// if that is more.
     /// `of`: [`ALL_CONNECTIONS`] or [`ALL_FLOWS`]; `room`: that of the same table.
     fn limit(&self, of: Address, room: Shared) -> u32 {
         let table = if of == ALL_FLOWS {
