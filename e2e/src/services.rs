@@ -111,6 +111,8 @@ impl Served {
             .map(|(address, port, _)| (*address, *port))
             .collect();
         self.by(programs, &backends)?;
+        let own = ServiceEntry::own(vni, u32::from(!backends.is_empty()));
+        programs.insert("SERVICES", self.key(0, 0), own)?;
         programs.set("FRONTED", 0, 1_u32)
     }
 

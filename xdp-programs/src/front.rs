@@ -6,7 +6,7 @@
 //!
 //! Invariant: a packet reaches an endpoint only by rows of the endpoint's own droplet, which name both the front and
 //! the VPC. An answer leaves only if a packet of its connection was let in. A packet that shows no ports, or that no
-//! front serves, is left to the node's stack.
+//! front serves, is left to the node's stack. So is ICMP, except what [`crate::front_icmp`] takes.
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use thuban_common::{
@@ -35,7 +35,7 @@ use crate::{
     deliver,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, tc::TcFrame},
-    gates, inner,
+    front_icmp, gates, inner,
     maps::{self, CONNECTIONS},
     meter, policy,
     rewrite::rewrite,
@@ -50,12 +50,12 @@ use crate::{
 /// Bytes of Ethernet, IPv6 and the part that is read of the transport header.
 const HEADERS: u32 = (ethernet::LENGTH + ipv6::LENGTH + 20) as u32;
 /// Where the IP header of a plain frame begins.
-const PLAIN_IP: u32 = ethernet::LENGTH as u32;
+pub const PLAIN_IP: u32 = ethernet::LENGTH as u32;
 /// The most ports that a client is given towards a backend.
 const ATTEMPTS: u32 = 4;
 
 /// What a front says of its packet: the class says why the droplet gets it.
-const STAMP: Stamp = Stamp {
+pub const STAMP: Stamp = Stamp {
     class: BY_TABLE,
     egress_set: 0,
     flags: STAMP_FRONT,
@@ -65,12 +65,21 @@ const BY_TABLE: u32 = 0;
 /// A droplet that does not know the connection says so, by the table before the last change.
 const BY_FORMER: u32 = 1;
 /// A droplet says so that another one asked in vain. The packet goes no further.
-const AT_LAST: u32 = 2;
+pub const AT_LAST: u32 = 2;
 
 /// Takes a packet that is not Geneve, if it is for a front; else it is the host's.
 #[inline(always)]
 pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
-    if !maps::has_fronts() || !is_fronts(frame, observed) {
+    if !maps::has_fronts() || !is_readable(frame, observed) {
+        return Ok((F::PASS, None));
+    }
+    if front_icmp::is_icmp(&observed.packet) {
+        return match frame.tc() {
+            Some(tc) => front_icmp::take(tc, config, observed),
+            None => Ok((F::PASS, None)),
+        };
+    }
+    if !is_fronts(&observed.packet) {
         return Ok((F::PASS, None));
     }
     let Some(work) = Work::get() else {
@@ -92,13 +101,13 @@ pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observ
 
 /// Whether the packet's client may send to the front.
 #[inline(never)]
-fn admits(packet: &IpPacket, vni: u32) -> bool {
+pub fn admits(packet: &IpPacket, vni: u32) -> bool {
     maps::admits(vni, packet.destination, packet.source)
 }
 
-/// Whether a packet is for a front with a backend, which [`Work::home`] has then.
+/// Whether a frame is for this node and has an IP packet, which is read then.
 #[inline(never)]
-fn is_fronts<F: Frame>(frame: &mut F, observed: &mut Observed) -> bool {
+fn is_readable<F: Frame>(frame: &mut F, observed: &mut Observed) -> bool {
     frame.make_linear(HEADERS);
     let Some(header) = frame.load::<EthernetHeader>(0) else {
         return false;
@@ -106,15 +115,13 @@ fn is_fronts<F: Frame>(frame: &mut F, observed: &mut Observed) -> bool {
     if frame.is_vlan_tagged() || !frame.is_for_node() {
         return false;
     }
-    let packet = &mut observed.packet;
-    if inner::read(frame, header.ethertype, ethernet::LENGTH, 0, packet).is_err() || !is_clients(packet) {
-        return false;
-    }
-    let Some(work) = Work::get() else {
-        return false;
-    };
-    // SAFETY: this function's only reference to either, and the call ends before one is used again.
-    unsafe { front_choose(packet, work, NOW) != 0 }
+    inner::read(frame, header.ethertype, ethernet::LENGTH, 0, &mut observed.packet).is_ok()
+}
+
+/// Whether a packet is for a front with a backend, which [`Work::home`] has then.
+#[inline(never)]
+fn is_fronts(packet: &IpPacket) -> bool {
+    is_clients(packet) && Work::get().is_some_and(|work| chooses(packet, work, NOW))
 }
 
 /// Whether a packet is one of a client outside. Nodes ask by their own stack.
@@ -124,7 +131,7 @@ fn is_clients(packet: &IpPacket) -> bool {
 }
 
 /// [`ServiceKey::former`] of the table that new connections use, and of the one before it.
-const NOW: u32 = 0;
+pub const NOW: u32 = 0;
 const BEFORE: u32 = 1;
 
 /// Chooses the backend of a packet to a front: [`Work::backend`], [`Work::home`] and the packet's new destination.
@@ -163,7 +170,7 @@ fn choose(packet: &IpPacket, work: &mut Work, table: u8) -> Option<()> {
 
 /// Sends a packet to the droplet of its backend.
 #[inline(never)]
-fn send<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
+pub fn send<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
     let Some((droplet, vni)) = Work::get().map(|work| (work.home.droplet, work.home.vni)) else {
         return Ok((F::PASS, None));
     };
@@ -228,6 +235,7 @@ pub fn arrive<F: Frame>(
         return Err(Counter::BadHeader);
     }
     match frame.tc() {
+        Some(tc) if front_icmp::is_icmp(&observed.packet) => front_icmp::arrived(tc, config, outer, observed),
         Some(tc) => arrived(tc, config, outer, observed),
         None => Ok((F::PASS, None)),
     }
@@ -251,7 +259,12 @@ fn arrived(
 
 /// Sends a packet of a front on to another droplet.
 #[inline(never)]
-fn pass_on(frame: &mut TcFrame, config: &ConfigEntry, outer: &Ipv4Header, observed: &Observed) -> Outcome {
+pub fn pass_on(
+    frame: &mut TcFrame,
+    config: &ConfigEntry,
+    outer: &Ipv4Header,
+    observed: &Observed,
+) -> Outcome {
     let header = observed.stamp.header(ethertype(&observed.packet));
     frame
         .store(ENCAPSULATION_LENGTH, &header)
@@ -295,9 +308,7 @@ fn find(
 fn look_up(frame: &TcFrame, offset: u32, observed: &Observed, work: &mut Work) -> Result<(), Counter> {
     let (vni, packet) = (observed.vni, &observed.packet);
     // The backend's answer to an address of the VPC would belong to the VPC.
-    if !is_clients(packet)
-        || maps::subnet(vni, packet.source).is_some_and(|subnet| subnet.flags & SUBNET_CLOSED == 0)
-    {
+    if !is_clients(packet) || !is_outside_of(vni, packet.source) {
         return Err(Counter::SourceMismatch);
     }
     work.signal = signal(frame, packet, offset)?;
@@ -310,34 +321,53 @@ fn look_up(frame: &TcFrame, offset: u32, observed: &Observed, work: &mut Work) -
     Ok(())
 }
 
+/// Whether no network of the VPC has an address.
+#[inline(always)]
+pub fn is_outside_of(vni: u32, address: Address) -> bool {
+    maps::subnet(vni, address).is_none_or(|subnet| subnet.flags & SUBNET_CLOSED != 0)
+}
+
 /// Chooses the backend of a packet of no connection that this droplet knows.
 #[inline(never)]
 fn begin(config: &ConfigEntry, observed: &mut Observed, work: &mut Work) -> Result<(), Counter> {
     let (vni, by, packet) = (observed.vni, observed.stamp.class, &observed.packet);
-    // What goes on may have begun before the table's last change. Then the droplet of the former backend knows it.
-    let may_begin = may_begin(packet, work);
-    let mut next = AT_LAST;
-    if !may_begin && by == BY_TABLE {
-        chosen(packet, work, vni, NOW);
-        work.other.destination = work.to.destination;
-        work.other.ports[1] = work.to.ports[1];
-        if chosen(packet, work, vni, BEFORE) && is_former(work, config.droplet) {
-            next = BY_FORMER;
-        }
-    }
-    if next == AT_LAST && !chosen(packet, work, vni, NOW) {
-        return Err(Counter::FrontUnknown);
-    }
+    let class = next(packet, work, vni, by, config.droplet)?;
     observed.next = work.home.droplet;
     if observed.next == config.droplet {
-        work.is_known = may_begin && goes_on(work, vni);
+        work.is_known = may_begin(packet, work) && goes_on(work, vni);
         return Ok(());
     }
     if by >= AT_LAST {
         return Err(Counter::WouldReturn);
     }
-    observed.stamp.class = next;
+    observed.stamp.class = class;
     Ok(())
+}
+
+/// Chooses the backend of such a packet: [`Work::home`] says where it is. `by`: why this droplet, `here`, has the
+/// packet. Returns why the other one gets it.
+#[inline(always)]
+pub fn next(
+    packet: &IpPacket,
+    work: &mut Work,
+    vni: u32,
+    by: u32,
+    here: DropletAddress,
+) -> Result<u32, Counter> {
+    // What goes on may have begun before the table's last change. Then the droplet of the former backend knows it.
+    if !may_begin(packet, work) && by == BY_TABLE {
+        chosen(packet, work, vni, NOW);
+        work.other.destination = work.to.destination;
+        work.other.ports[1] = work.to.ports[1];
+        if chosen(packet, work, vni, BEFORE) && is_former(work, here) {
+            return Ok(BY_FORMER);
+        }
+    }
+    if chosen(packet, work, vni, NOW) {
+        Ok(AT_LAST)
+    } else {
+        Err(Counter::FrontUnknown)
+    }
 }
 
 /// Whether the droplet of the chosen backend, of the table before the last change, is to be asked: not if the backend
@@ -370,8 +400,14 @@ fn let_in(observed: &Observed, work: &mut Work) -> Result<(), Counter> {
 /// Whether the packet's front has a backend in the VPC by a table. [`Work`] has it then.
 #[inline(always)]
 fn chosen(packet: &IpPacket, work: &mut Work, vni: u32, table: u32) -> bool {
+    chooses(packet, work, table) && work.home.vni == vni
+}
+
+/// Whether the packet's front has a backend by a table. [`Work`] has it then.
+#[inline(always)]
+pub fn chooses(packet: &IpPacket, work: &mut Work, table: u32) -> bool {
     // SAFETY: the caller's only reference to either, and the call ends before one is used again.
-    unsafe { front_choose(packet, work, table) != 0 && work.home.vni == vni }
+    unsafe { front_choose(packet, work, table) != 0 }
 }
 
 /// Whether a packet may begin a connection. Such a packet goes where the table says.
@@ -399,7 +435,7 @@ fn connection(work: &mut Work, vni: u32) -> bool {
 }
 
 #[inline(always)]
-fn is_endpoint_here(vni: u32, address: Address) -> bool {
+pub fn is_endpoint_here(vni: u32, address: Address) -> bool {
     maps::rows(&maps::key(vni, address)).is_here()
 }
 
@@ -449,7 +485,7 @@ fn goes_on(work: &mut Work, vni: u32) -> bool {
 /// Sets the key by which answers of a backend are found. `ports`: the backend's, and the client's as the backend sees
 /// it.
 #[inline(always)]
-fn set_leaving(work: &mut Work, backend: &Address, ports: [u16; 2]) {
+pub fn set_leaving(work: &mut Work, backend: &Address, ports: [u16; 2]) {
     work.reverse = work.key;
     work.reverse.destination = work.key.source;
     work.reverse.source = *backend;
@@ -596,7 +632,7 @@ pub fn answer(
 }
 
 #[inline(always)]
-const fn ethertype(packet: &IpPacket) -> u16 {
+pub const fn ethertype(packet: &IpPacket) -> u16 {
     if packet.is_v6() {
         ethernet::IPV6
     } else {

@@ -34,6 +34,7 @@ mod encapsulate;
 mod fragments;
 mod frame;
 mod front;
+mod front_icmp;
 mod gates;
 mod host;
 mod inner;

@@ -154,8 +154,9 @@ fn ports(skb: *mut __sk_buff, sum: u32, place: u32, work: &Work) -> Result<(), C
     port(skb, sum, place + 2, work.key.ports[0], work.to.ports[1])
 }
 
+/// Rewrites a quoted port at `place`. The message's checksum is at `sum`.
 #[inline(always)]
-fn port(skb: *mut __sk_buff, sum: u32, place: u32, old: u16, new: u16) -> Result<(), Counter> {
+pub fn port(skb: *mut __sk_buff, sum: u32, place: u32, old: u16, new: u16) -> Result<(), Counter> {
     if old == new {
         return Ok(());
     }
@@ -164,8 +165,9 @@ fn port(skb: *mut __sk_buff, sum: u32, place: u32, old: u16, new: u16) -> Result
     store(skb, place, &new, 0)
 }
 
+/// Returns the change of a checksum by an address.
 #[inline(always)]
-fn difference(old: &Address, new: &Address) -> u64 {
+pub fn difference(old: &Address, new: &Address) -> u64 {
     let (from, to) = (old.as_ptr().cast_mut().cast(), new.as_ptr().cast_mut().cast());
     // SAFETY: 16 bytes each, which the helper only reads.
     unsafe { bpf_csum_diff(from, 16, to, 16, 0) as u64 }

@@ -26,6 +26,8 @@ use crate::{
 /// The facts that a program found out about the packet, up to where the packet ended.
 pub struct Observed {
     pub packet: IpPacket,
+    /// The client's packet of the flow that an ICMP error at a front is about.
+    pub quoted: IpPacket,
     pub vni: u32,
     pub next: DropletAddress,
     /// What the packet says of its sender, at an agent what it is to say.

@@ -357,6 +357,42 @@ fn front<const N: usize>(vni: u32, backends: [(u8, u8); N]) -> Front {
 }
 
 #[test]
+fn a_fronts_address_says_whether_it_has_backends() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    let own_key = ServiceKey {
+        port: 0,
+        protocol: 0,
+        ..front_key(0)
+    };
+    let entries = || pinned.map::<ServiceKey, ServiceEntry>("SERVICES");
+    let own = || entries().get(&own_key, 0).ok();
+    let of = |ports| Some(ServiceEntry::own(7, ports));
+    services.set(&front(7, [(1, 1)])).unwrap();
+    assert_eq!(own(), of(1));
+    let mut two = front(7, [(1, 1)]);
+    two.ports.push(FrontPort {
+        port: 81,
+        ..two.ports[0].clone()
+    });
+    services.set(&two).unwrap();
+    assert_eq!(own(), of(2));
+    services.set(&front(7, [])).unwrap();
+    assert_eq!(own(), of(0));
+    // An entry of a version that did not tell is written anew.
+    services.set(&front(7, [(1, 1)])).unwrap();
+    drop(services);
+    entries().insert(own_key, ServiceEntry::own(0, 0), 0).unwrap();
+    let mut services = pinned.open();
+    services.set(&front(7, [(1, 1)])).unwrap();
+    assert_eq!(own(), of(1));
+    services.set(&front(8, [(1, 1)])).unwrap();
+    assert_eq!(own(), Some(ServiceEntry::own(8, 1)));
+    services.keep(|_| false).unwrap();
+    assert_eq!(own(), None);
+}
+
+#[test]
 fn a_front_keeps_the_table_before_its_last_change() {
     let pinned = Pinned::new("SLOTS", 1024);
     let mut services = pinned.open();

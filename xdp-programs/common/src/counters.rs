@@ -107,6 +107,10 @@ counters! {
     ProbesSent = 25, "probes_sent";
     /// Transit: answers to them.
     ProbesHeard = 26, "probes_heard";
+    /// Front: echo requests of clients outside answered.
+    FrontPings = 27, "front_pings";
+    /// Front: ICMP errors about a backend's answers, delivered to the backend on this droplet.
+    FrontErrors = 28, "front_errors";
 
     /// Drop: source MAC is not the endpoint's.
     SpoofedMac = 32, "spoofed_mac",
@@ -241,6 +245,9 @@ counters! {
     /// Drop: more than the endpoint may send, or than its VPC may send out of this droplet.
     RateExceeded = 78, "rate_exceeded",
         "raise the pod's or the VPC's limit, or find out what in the pod goes round its queue";
+    /// Drop: an ICMP packet by a front, and no error about an answer of a connection that this droplet knows.
+    FrontErrorUnknown = 82, "front_error_unknown",
+        "ignore a few: their connections have ended; if there are many, somebody outside forges ICMP errors";
 }
 
 impl Counter {

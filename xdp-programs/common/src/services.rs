@@ -27,11 +27,13 @@ pub struct ServiceKey {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceEntry {
-    /// The id in the keys of BACKENDS and AFFINITY; no two services of a droplet have the same one.
+    /// The id in the keys of BACKENDS and AFFINITY; no two services of a droplet have the same one. In the own entry of
+    /// a front's address (port 0): the VNI of its backends' VPC.
     pub service: u32,
     /// The id in the keys of SLOTS. Each change of the backends makes a new table, so that nobody reads half of one.
     pub table: u32,
-    /// Slots of the table; 0: no backends.
+    /// Slots of the table; 0: no backends. In the own entry of a front's address: the number of its ports with
+    /// backends.
     pub slots: u32,
     /// How long a client keeps its backend after its last connection, seconds; 0: no affinity.
     pub affinity: u32,
@@ -40,6 +42,21 @@ pub struct ServiceEntry {
     pub used: u32,
     /// The flags: [`SERVICE_LOCAL`].
     pub flags: u32,
+}
+
+impl ServiceEntry {
+    /// Returns an address's own entry. `vni` and `ports`: of a front, the VNI of its backends' VPC and the number of its
+    /// ports with backends; else 0.
+    pub const fn own(vni: u32, ports: u32) -> Self {
+        Self {
+            service: vni,
+            table: 0,
+            slots: ports,
+            affinity: 0,
+            used: 1,
+            flags: 0,
+        }
+    }
 }
 
 /// Key of SLOTS: [`CHUNK`] slots of a table.

@@ -13,6 +13,8 @@ use super::wanted::{Target, WantedPort};
 pub(super) struct Address {
     /// The address has its own entry (port 0), which says that the address is known.
     pub(super) has_own: bool,
+    /// The number of ports with backends that the own entry names, only of a front.
+    pub(super) fronted_ports: u32,
     pub(super) payer: u32,
     /// See [`Wanted::service`]; empty after a start, until the front is written.
     pub(super) service: String,

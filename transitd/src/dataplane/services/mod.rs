@@ -195,34 +195,38 @@ impl Services {
         for port in ports {
             self.write_port(*key, port)?;
         }
-        // From here on packets to ports that aren't served are refused.
-        let own = own_key(key);
-        let none = ServiceEntry {
-            service: 0,
-            table: 0,
-            slots: 0,
-            affinity: 0,
-            used: 1,
-            flags: 0,
-        };
         if let Some(held) = self.held.get_mut(key) {
             held.service.clone_from(service);
         }
-        if self.held.get(key).is_some_and(|held| !held.has_own) {
-            insert(&mut self.entries, "SERVICES", own, none)?;
-            self.quota.add(*payer, Usage::OWN);
-            if let Some(held) = self.held.get_mut(key) {
-                held.has_own = true;
-            }
-            // The count starts from zero after the service has gone again. An old count would delay the announcement.
-            self.misses.forget(key)?;
-        }
+        // From here on packets to ports that aren't served are refused.
+        self.write_own(wanted)?;
         self.tell_of_fronts()?;
         let wanted: HashSet<ServiceKey> = ports.iter().map(|port| port.key).collect();
         self.ports_of(key)
             .into_iter()
             .filter(|port| !wanted.contains(port))
             .try_for_each(|port| self.remove_port(key, &port))
+    }
+
+    /// Writes the address's own entry, if it is missing or says something else of a front's ports.
+    fn write_own(&mut self, wanted: &Wanted) -> Result<(), TableError> {
+        let (key, fronted) = (&wanted.key, wanted.fronted_ports());
+        let Some(held) = self.held.get_mut(key) else {
+            return Ok(());
+        };
+        if held.has_own && held.fronted_ports == fronted {
+            return Ok(());
+        }
+        let vni = if key.vni == FRONTS { wanted.payer } else { 0 };
+        let entry = ServiceEntry::own(vni, fronted);
+        insert(&mut self.entries, "SERVICES", own_key(key), entry)?;
+        held.fronted_ports = fronted;
+        if !std::mem::replace(&mut held.has_own, true) {
+            self.quota.add(wanted.payer, Usage::OWN);
+            // The count starts from zero after the service has gone again. An old count would delay the announcement.
+            self.misses.forget(key)?;
+        }
+        Ok(())
     }
 
     /// Removes a service; missing is success.

@@ -16,7 +16,9 @@ impl Services {
         for entry in &self.entries {
             let (key, entry) = entry.map_err(access("read", "SERVICES"))?;
             if key.port == 0 {
-                self.held.entry(address_of(&key)).or_default().has_own = true;
+                let held = self.held.entry(address_of(&key)).or_default();
+                held.has_own = true;
+                held.fronted_ports = entry.slots;
             } else {
                 entries.insert(key, entry);
             }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use thuban_common::services::{BackendEntry, SERVICE_LOCAL, ServiceKey};
+use thuban_common::services::{BackendEntry, FRONTS, SERVICE_LOCAL, ServiceKey};
 use thuban_common::tables::{DropletAddress, EndpointKey};
 use thuban_rows::{Front, FrontPort, Port, Service};
 
@@ -97,6 +97,15 @@ impl From<&Front> for Wanted {
 }
 
 impl Wanted {
+    /// Returns the number of ports with backends, only of a front: by it programs know whether the address is in use.
+    pub(super) fn fronted_ports(&self) -> u32 {
+        if self.key.vni != FRONTS {
+            return 0;
+        }
+        let ports = self.ports.iter();
+        ports.filter(|port| !port.targets.is_empty()).count() as u32
+    }
+
     /// Returns the rows that the address is to have, where it has those of `held` now.
     pub(super) fn rows(&self, held: Option<&Address>) -> Usage {
         let vni = self.key.vni;

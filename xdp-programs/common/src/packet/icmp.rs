@@ -162,6 +162,19 @@ impl IcmpHeader {
         }
     }
 
+    /// Returns the header of the answer to an echo request, the checksum updated from its old value (a wrong one stays
+    /// wrong). `None` for any other message.
+    #[inline(always)]
+    pub const fn answer(mut self, is_v6: bool) -> Option<Self> {
+        if self.kind != u16::from_ne_bytes([echo_request(is_v6), 0]) {
+            return None;
+        }
+        let kind = u16::from_ne_bytes([echo_reply(is_v6), 0]);
+        self.checksum = checksum::replace(self.checksum, self.kind, kind);
+        self.kind = kind;
+        Some(self)
+    }
+
     /// Returns the MTU of the next hop in a "fragmentation needed"; routers before RFC 1191 send 0.
     #[inline(always)]
     pub const fn next_hop_mtu(&self) -> u16 {
@@ -177,8 +190,8 @@ const _: () = {
 
 #[cfg(test)]
 mod tests {
-    use super::{ErrorV4, ErrorV6, QUOTE};
-    use crate::packet::checksum::fold;
+    use super::{ErrorV4, ErrorV6, IcmpHeader, QUOTE};
+    use crate::packet::{checksum::fold, ipv4::Ipv4Header, ipv6::Ipv6Header};
 
     fn words<T: Copy>(header: &T) -> Vec<u16> {
         let bytes: &[u8] =
@@ -188,6 +201,45 @@ mod tests {
             .chunks(2)
             .map(|pair| u16::from_ne_bytes([pair[0], pair[1]]))
             .collect()
+    }
+
+    #[test]
+    fn an_answer_is_as_right_as_its_question() {
+        for (is_v6, asks, answers) in [(false, 8, 0), (true, 128, 129)] {
+            for wrong in [0, 0x0101] {
+                let mut asked = IcmpHeader {
+                    kind: u16::from_ne_bytes([asks, 0]),
+                    checksum: 0,
+                    rest: [0x1234, 7],
+                };
+                let sum = |header: &IcmpHeader| -> u32 { words(header).into_iter().map(u32::from).sum() };
+                asked.checksum = !fold(sum(&asked)) ^ wrong;
+                let answer = asked.answer(is_v6).unwrap();
+                assert_eq!(answer.kind.to_ne_bytes(), [answers, 0]);
+                assert_eq!(answer.rest, asked.rest);
+                assert_eq!(fold(sum(&answer)) == 0xffff, wrong == 0);
+                assert_eq!(answer.answer(is_v6), None);
+                asked.kind |= u16::from_ne_bytes([0, 1]);
+                assert_eq!(asked.answer(is_v6), None, "a code that no request has");
+            }
+        }
+    }
+
+    #[test]
+    fn an_answer_goes_back_as_a_new_packet() {
+        let (from, to) = ([10, 0, 0, 1], [203, 0, 113, 80]);
+        let mut asked = Ipv4Header::new(from, to, 1, 0, 84);
+        asked.words[4] = u16::from_ne_bytes([3, 1]);
+        asked.words[5] = asked.checksum();
+        let answer = asked.answer();
+        assert_eq!((answer.source(), answer.destination()), (to, from));
+        assert_eq!((answer.ttl(), answer.words[5]), (64, answer.checksum()));
+        asked.words[5] ^= 0x0101;
+        assert_ne!(asked.answer().words[5], answer.checksum());
+
+        let (from, to) = ([0xfd; 16], [0xfc; 16]);
+        let answer = Ipv6Header::new(&from, &to, 58, 3, 8).answer();
+        assert_eq!(answer, Ipv6Header::new(&to, &from, 58, 64, 8));
     }
 
     #[test]

@@ -130,6 +130,14 @@ impl IpPacket {
         }
     }
 
+    /// Has the packet be one of the other direction of its flow.
+    #[inline(always)]
+    pub fn turn(&mut self) {
+        core::mem::swap(&mut self.source, &mut self.destination);
+        let [from, to] = self.ports;
+        self.ports = [to, from];
+    }
+
     /// Whether the packet has IPv4 options, or IPv6 extension headers other than a fragment's.
     #[inline(always)]
     pub const fn has_options(&self) -> bool {

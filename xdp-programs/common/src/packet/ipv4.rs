@@ -142,6 +142,21 @@ impl Ipv4Header {
         Some(self)
     }
 
+    /// Returns the header of an answer as long as the packet: the addresses swapped, a TTL as of a new packet, the
+    /// checksum updated from its old value (a wrong one stays wrong).
+    #[inline(always)]
+    #[must_use]
+    pub const fn answer(mut self) -> Self {
+        let [_, _, _, _, _, _, a, b, c, d] = self.words;
+        // The sum is the same in any order.
+        self.words[6] = c;
+        self.words[7] = d;
+        self.words[8] = a;
+        self.words[9] = b;
+        self.replace(4, u16::from_ne_bytes([TTL, self.protocol()]));
+        self
+    }
+
     #[inline(always)]
     const fn replace(&mut self, index: usize, new: u16) {
         self.words[5] = checksum::replace(self.words[5], self.words[index], new);

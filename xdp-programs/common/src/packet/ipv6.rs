@@ -5,6 +5,8 @@ use crate::tables::Address;
 
 /// Bytes of the header without extensions.
 pub const LENGTH: usize = 40;
+/// The hop limit of an answer.
+const HOP_LIMIT: u8 = 64;
 pub const HOP_BY_HOP: u8 = 0;
 pub const FRAGMENT: u8 = 44;
 pub const ICMPV6: u8 = 58;
@@ -78,6 +80,21 @@ impl Ipv6Header {
     #[must_use]
     pub const fn with_traffic_class(mut self, class: u8) -> Self {
         self.words[0] = (u16::from_be(self.words[0]) & 0xf00f | (class as u16) << 4).to_be();
+        self
+    }
+
+    /// Returns the header of an answer as long as the packet: the addresses swapped, a hop limit as of a new packet.
+    #[inline(always)]
+    #[must_use]
+    pub const fn answer(mut self) -> Self {
+        let mut index = 4;
+        while index < 12 {
+            let word = self.words[index];
+            self.words[index] = self.words[index + 8];
+            self.words[index + 8] = word;
+            index += 1;
+        }
+        self.words[3] = u16::from_ne_bytes([self.next(), HOP_LIMIT]);
         self
     }
 
