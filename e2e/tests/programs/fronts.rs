@@ -27,18 +27,18 @@ use crate::{
     world::{Hook, Outcome, Role, UPLINK_MAC, World},
 };
 
-const FRONT: IpAddr = IpAddr::V4(ip(203, 0, 113, 80));
-const FRONT6: IpAddr = IpAddr::V6(ip6(0x113, 0, 0x80));
-const CLIENT: IpAddr = IpAddr::V4(ip(198, 51, 100, 7));
-const CLIENT6: IpAddr = IpAddr::V6(ip6(0x198, 0, 7));
+pub const FRONT: IpAddr = IpAddr::V4(ip(203, 0, 113, 80));
+pub const FRONT6: IpAddr = IpAddr::V6(ip6(0x113, 0, 0x80));
+pub const CLIENT: IpAddr = IpAddr::V4(ip(198, 51, 100, 7));
+pub const CLIENT6: IpAddr = IpAddr::V6(ip6(0x198, 0, 7));
 /// Backends of VPC 100: one on this droplet, and two addresses on others.
-const HERE_BACKEND: IpAddr = IpAddr::V4(BOUNCED.address);
-const HERE_BACKEND6: IpAddr = IpAddr::V6(BOUNCED.v6);
-const FAR_BACKEND: IpAddr = IpAddr::V4(ip(10, 0, 1, 50));
-const FAR_BACKEND6: IpAddr = IpAddr::V6(ip6(0, 1, 0x50));
+pub const HERE_BACKEND: IpAddr = IpAddr::V4(BOUNCED.address);
+pub const HERE_BACKEND6: IpAddr = IpAddr::V6(BOUNCED.v6);
+pub const FAR_BACKEND: IpAddr = IpAddr::V4(ip(10, 0, 1, 50));
+pub const FAR_BACKEND6: IpAddr = IpAddr::V6(ip6(0, 1, 0x50));
 /// SYN, and an ACK of a connection that goes on.
 const OPENS: u8 = 0x02;
-const GOES_ON: u8 = 0x10;
+pub const GOES_ON: u8 = 0x10;
 /// Protocol, backend's port, whether UDP sums.
 const PROTOCOLS: [(u8, u16, bool); 4] = [
     (TCP, 8080, true),
@@ -47,27 +47,33 @@ const PROTOCOLS: [(u8, u16, bool); 4] = [
     (SCTP, 443, true),
 ];
 
-fn front(id: u32, address: IpAddr, protocol: u8) -> Served {
+pub fn front(id: u32, address: IpAddr, protocol: u8) -> Served {
     Served::new(FRONTS, id, address, 443, protocol)
 }
 
 /// Writes fronts of both families for VPC 100, with one backend each.
-fn serve(world: &mut World, protocol: u8, v4: (IpAddr, u16), v6: (IpAddr, u16), at: Ipv4Addr) -> Result<()> {
+pub fn serve(
+    world: &mut World,
+    protocol: u8,
+    v4: (IpAddr, u16),
+    v6: (IpAddr, u16),
+    at: Ipv4Addr,
+) -> Result<()> {
     let programs = &mut world.programs;
     front(1, FRONT, protocol).by_fronts(programs, 100, &[(v4.0, v4.1, at)])?;
     front(2, FRONT6, protocol).by_fronts(programs, 100, &[(v6.0, v6.1, at)])
 }
 
-fn request(protocol: u8) -> Segment {
+pub fn request(protocol: u8) -> Segment {
     Segment::new(protocol, [7; 6], (CLIENT, 40000), (FRONT, 443))
 }
 
-fn request6(protocol: u8) -> Segment {
+pub fn request6(protocol: u8) -> Segment {
     Segment::new(protocol, [7; 6], (CLIENT6, 40000), (FRONT6, 443))
 }
 
 /// Returns the frame of a client's packet to this node.
-fn outside(segment: &Segment) -> Vec<u8> {
+pub fn outside(segment: &Segment) -> Vec<u8> {
     [&UPLINK_MAC, &segment.bytes()[6..]].concat()
 }
 
@@ -78,11 +84,16 @@ fn ask(world: &mut World, segment: &Segment) -> Result<Outcome> {
 
 /// Returns the frame by which a front sends a packet to this droplet.
 fn fronted(from: Ipv4Addr, vni: u32, segment: &Segment) -> Vec<u8> {
-    let inner = [&stamp(), &segment.bytes()[12..]].concat();
+    around(from, vni, &segment.bytes())
+}
+
+/// Does the same for any frame.
+pub fn around(from: Ipv4Addr, vni: u32, frame: &[u8]) -> Vec<u8> {
+    let inner = [&stamp(), &frame[12..]].concat();
     Tunnel::new(from, HERE, vni).around([2; 12], &inner)
 }
 
-fn stamp() -> [u8; 12] {
+pub fn stamp() -> [u8; 12] {
     stamp_bytes(Stamp {
         class: 0,
         egress_set: 0,
@@ -91,11 +102,11 @@ fn stamp() -> [u8; 12] {
 }
 
 /// Runs a packet that a front on another droplet sent here.
-fn arrive(world: &mut World, from: Ipv4Addr, vni: u32, segment: &Segment) -> Result<Outcome> {
+pub fn arrive(world: &mut World, from: Ipv4Addr, vni: u32, segment: &Segment) -> Result<Outcome> {
     world.run(Role::Transit, Hook::Tc, &fronted(from, vni, segment))
 }
 
-fn ensure_passed(outcome: &Outcome, frame: &[u8], hook: Hook) -> Result<()> {
+pub fn ensure_passed(outcome: &Outcome, frame: &[u8], hook: Hook) -> Result<()> {
     ensure_same(&outcome.frame, frame)?;
     let pass = if hook == Hook::Tc { 0 } else { 2 };
     ensure!(
@@ -109,6 +120,11 @@ fn ensure_passed(outcome: &Outcome, frame: &[u8], hook: Hook) -> Result<()> {
 
 /// Asserts that a packet went on as it is, to a droplet for a VPC, with the mark of a front.
 fn ensure_fronted(outcome: &Outcome, segment: &Segment, to: Ipv4Addr, vni: u32) -> Result<()> {
+    ensure_sent_on(outcome, &segment.bytes(), to, vni)
+}
+
+/// Does the same for any frame.
+pub fn ensure_sent_on(outcome: &Outcome, sent: &[u8], to: Ipv4Addr, vni: u32) -> Result<()> {
     let frame = &outcome.frame;
     ensure!(
         frame.len() > 50,
@@ -117,7 +133,7 @@ fn ensure_fronted(outcome: &Outcome, segment: &Segment, to: Ipv4Addr, vni: u32) 
         outcome.counted
     );
     ensure_same(&frame[50..62], &stamp())?;
-    ensure_same(&frame[62..], &segment.bytes()[12..])?;
+    ensure_same(&frame[62..], &sent[12..])?;
     ensure!(
         frame[26..30] == HERE.octets() && frame[30..34] == to.octets(),
         "not to {to}"
@@ -132,14 +148,14 @@ fn ensure_fronted(outcome: &Outcome, segment: &Segment, to: Ipv4Addr, vni: u32) 
 }
 
 /// Asserts that an answer left the node as this segment.
-fn ensure_left(outcome: &Outcome, segment: &Segment) -> Result<()> {
+pub fn ensure_left(outcome: &Outcome, segment: &Segment) -> Result<()> {
     ensure_same(&outcome.frame[12..], &segment.bytes()[12..])
         .with_context(|| format!("verdict {} counted {:?}", outcome.verdict, outcome.counted))?;
     ensure!(outcome.verdict == 7 && outcome.counted.keys().eq([&Counter::FrontAnswered.name()]));
     Ok(())
 }
 
-fn arriving(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
+pub fn arriving(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
     let key = ConnectionKey {
         vni: 100,
         ports: [segment.from.1.to_be(), segment.to.1.to_be()],
@@ -178,7 +194,7 @@ fn a_front_sends_packets_as_they_are_to_the_backends_droplet() -> Result<()> {
 
 /// Runs a check for each protocol and family, with a front whose backend is here: the client's packet, and the same as
 /// the backend gets it.
-fn each_request_of_a_backend_here(
+pub fn each_request_of_a_backend_here(
     check: impl Fn(&mut World, &Segment, &Segment) -> Result<()>,
 ) -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
@@ -450,7 +466,7 @@ fn nobody_answers_to_the_overlays_port() -> Result<()> {
 
 /// Asserts that a packet of a front went on to a droplet with this class of the stamp, and returns the frame as that
 /// droplet would get it from here.
-fn ensure_passed_on(outcome: &Outcome, to: Ipv4Addr, class: u8) -> Result<()> {
+pub fn ensure_passed_on(outcome: &Outcome, to: Ipv4Addr, class: u8) -> Result<()> {
     let frame = &outcome.frame;
     ensure!(
         outcome.verdict == 7 && frame[30..34] == to.octets(),

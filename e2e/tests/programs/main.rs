@@ -14,6 +14,7 @@ mod egress;
 mod fixture;
 mod fragments;
 mod frames;
+mod front_icmp;
 mod fronts;
 mod ipv6;
 mod ipv6_transit;
@@ -70,6 +71,7 @@ fn every_counter_has_a_test() {
         include_str!("ecn.rs"),
         include_str!("fixture.rs"),
         include_str!("fragments.rs"),
+        include_str!("front_icmp.rs"),
         include_str!("fronts.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),

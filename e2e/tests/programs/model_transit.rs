@@ -198,7 +198,12 @@ fn fronted(hook: Hook, vni: u32, options: usize, packet: &Packet) -> Result<Expe
         return Ok(TO_TC);
     }
     let is_outside = subnet(vni, packet.source).is_none_or(|(.., flags, _)| flags & SUBNET_CLOSED != 0);
-    let has_ports = matches!(packet.protocol, 6 | 17 | 132) && !packet.is_fragment && !packet.has_options;
+    let shows_transport = !packet.is_fragment && !packet.has_options;
+    let is_icmp = shows_transport && packet.protocol == if packet.is_v6() { 58 } else { 1 };
+    let has_ports = shows_transport && matches!(packet.protocol, 6 | 17 | 132);
+    if is_icmp && is_outside && may_be_client(packet.source) {
+        return Err(Counter::FrontErrorUnknown);
+    }
     if !has_ports || !is_outside || !may_be_client(packet.source) {
         return Err(Counter::SourceMismatch);
     }
