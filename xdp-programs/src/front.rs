@@ -91,10 +91,13 @@ pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observ
         return Err(Counter::OutOfSourceRanges);
     }
     if work.home.droplet == config.droplet {
-        return match frame.tc() {
-            Some(tc) => deliver_here(tc, config, observed),
-            None => Ok((F::PASS, None)),
+        let Some(tc) = frame.tc() else {
+            return Ok((F::PASS, None));
         };
+        find_plain(tc, config, observed)?;
+        if observed.next == config.droplet {
+            return deliver_here(tc, observed);
+        }
     }
     send(frame, config, observed)
 }
@@ -170,7 +173,7 @@ fn choose(packet: &IpPacket, work: &mut Work, table: u8) -> Option<()> {
 
 /// Sends a packet to the droplet of its backend.
 #[inline(never)]
-pub fn send<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
+fn send<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
     let Some((droplet, vni)) = Work::get().map(|work| (work.home.droplet, work.home.vni)) else {
         return Ok((F::PASS, None));
     };
@@ -199,14 +202,17 @@ fn may_be_fragmented<F: Frame>(frame: &F, packet: &IpPacket) -> bool {
         && word.is_some_and(|[word]| u16::from_be(word) & DONT == 0)
 }
 
+/// Does what [`find`] does, for a packet that this droplet took as a front.
+#[inline(never)]
+fn find_plain(frame: &TcFrame, config: &ConfigEntry, observed: &mut Observed) -> Result<(), Counter> {
+    let work = Work::get().ok_or(Counter::FrontUnknown)?;
+    find(frame, config, PLAIN_IP, observed, work)
+}
+
 /// Delivers a packet that this droplet took as a front and has the backend of.
 #[inline(never)]
-fn deliver_here(frame: &mut TcFrame, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
+fn deliver_here(frame: &mut TcFrame, observed: &Observed) -> Outcome {
     let work = Work::get().ok_or(Counter::FrontUnknown)?;
-    find(frame, config, PLAIN_IP, observed, work)?;
-    if observed.next != config.droplet {
-        return send(frame, config, observed);
-    }
     let_in(observed, work)?;
     enter(frame, observed, work)
 }
@@ -308,7 +314,7 @@ fn find(
 fn look_up(frame: &TcFrame, offset: u32, observed: &Observed, work: &mut Work) -> Result<(), Counter> {
     let (vni, packet) = (observed.vni, &observed.packet);
     // The backend's answer to an address of the VPC would belong to the VPC.
-    if !is_clients(packet) || !is_outside_of(vni, packet.source) {
+    if !is_clients(packet) || !is_outside_of(vni, &packet.source) {
         return Err(Counter::SourceMismatch);
     }
     work.signal = signal(frame, packet, offset)?;
@@ -322,9 +328,9 @@ fn look_up(frame: &TcFrame, offset: u32, observed: &Observed, work: &mut Work) -
 }
 
 /// Whether no network of the VPC has an address.
-#[inline(always)]
-pub fn is_outside_of(vni: u32, address: Address) -> bool {
-    maps::subnet(vni, address).is_none_or(|subnet| subnet.flags & SUBNET_CLOSED != 0)
+#[inline(never)]
+pub fn is_outside_of(vni: u32, address: &Address) -> bool {
+    maps::subnet(vni, *address).is_none_or(|subnet| subnet.flags & SUBNET_CLOSED != 0)
 }
 
 /// Chooses the backend of a packet of no connection that this droplet knows.

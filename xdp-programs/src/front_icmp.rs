@@ -16,6 +16,7 @@ use thuban_common::{
     counters::Counter,
     packet::{
         ethernet::{self, EthernetHeader},
+        flow,
         icmp::{self, IcmpHeader},
         ip::IpPacket,
         ipv4::{self, Ipv4Header},
@@ -27,11 +28,13 @@ use thuban_common::{
 
 use crate::{
     deliver,
+    encapsulate::encapsulate,
     frame::{Frame, Outcome, tc::TcFrame},
     front::{self, AT_LAST, NOW, PLAIN_IP},
     inner, maps, policy,
     quoted::{difference, port},
     rewrite::{done, store, word},
+    too_big,
     trace::Observed,
     transit::INNER_IP,
     work::Work,
@@ -69,9 +72,16 @@ pub fn take(frame: &mut TcFrame, config: &ConfigEntry, observed: &mut Observed) 
         return Err(Counter::OutOfSourceRanges);
     }
     if work.home.droplet == config.droplet {
-        return deliver_here(frame, config, observed);
+        if !front::is_outside_of(observed.vni, &observed.packet.source) {
+            return Err(Counter::SourceMismatch);
+        }
+        find(config, observed, work)?;
+        if observed.next == config.droplet {
+            let_in(observed, work)?;
+            return enter(frame, observed, work);
+        }
     }
-    front::send(frame, config, observed)
+    send(frame, config, observed)
 }
 
 #[inline(always)]
@@ -161,19 +171,20 @@ fn read(frame: &TcFrame, at: u32, observed: &mut Observed) -> bool {
     quoted.destination == packet.destination
 }
 
-/// Delivers an error that this droplet took as a front and has the backend of.
+/// Sends an error to the droplet of [`Work::home`]. None answers an error that does not fit.
 #[inline(never)]
-fn deliver_here(frame: &mut TcFrame, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
-    let work = Work::get().ok_or(Counter::FrontErrorUnknown)?;
-    if !front::is_outside_of(observed.vni, observed.packet.source) {
-        return Err(Counter::SourceMismatch);
+fn send(frame: &mut TcFrame, config: &ConfigEntry, observed: &mut Observed) -> Outcome {
+    let Some((droplet, vni)) = Work::get().map(|work| (work.home.droplet, work.home.vni)) else {
+        return Ok((TcFrame::PASS, None));
+    };
+    observed.next = droplet;
+    let (packet, stamp) = (&observed.packet, observed.stamp);
+    if too_big::exceeded(frame, config, packet, droplet).is_some() {
+        return Err(Counter::TooBig);
     }
-    find(config, observed, work)?;
-    if observed.next != config.droplet {
-        return front::send(frame, config, observed);
-    }
-    let_in(observed, work)?;
-    enter(frame, observed, work)
+    let (class, hash) = (packet.traffic_class, flow::hash(packet));
+    let sent = encapsulate(frame, config, droplet, vni, stamp, packet, class, hash)?;
+    Ok(sent.map_or((TcFrame::PASS, None), |verdict| (verdict, Some(Counter::Fronted))))
 }
 
 /// Delivers a plain error to its backend.
@@ -197,7 +208,7 @@ pub fn arrived(
     let packet = &observed.packet;
     if !packet.is_from_outside()
         || maps::is_droplet_at(&packet.source)
-        || !front::is_outside_of(observed.vni, packet.source)
+        || !front::is_outside_of(observed.vni, &packet.source)
     {
         return Err(Counter::SourceMismatch);
     }

@@ -45,8 +45,8 @@ pub struct ServiceEntry {
 }
 
 impl ServiceEntry {
-    /// Returns an address's own entry. `vni` and `ports`: of a front, the VNI of its backends' VPC and the number of its
-    /// ports with backends; else 0.
+    /// Returns an address's own entry. `vni` and `ports`: of a front, the VNI of its backends' VPC and the number of
+    /// its ports with backends; else 0.
     pub const fn own(vni: u32, ports: u32) -> Self {
         Self {
             service: vni,
