@@ -19,8 +19,10 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[kube(
-    validation = Rule::new("self.spec.asn != self.spec.localAsn")
-        .message("spec.localAsn must differ from spec.asn: nodes speak external BGP")
+    validation = Rule::new("!has(self.spec.ebgpMultihop) || self.spec.asn != self.spec.localAsn")
+        .message("spec.ebgpMultihop is for external BGP: leave it out if spec.asn and spec.localAsn are equal"),
+    validation = Rule::new("!has(self.spec.ebgpMultihop) || !has(self.spec.bfd)")
+        .message("spec.bfd looks for routers on the same link: leave it out with spec.ebgpMultihop")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct BgpPeerSpec {
@@ -38,7 +40,8 @@ pub struct BgpPeerSpec {
     /// The router's autonomous system, 1 to 4294967295.
     #[schemars(range(min = 1))]
     pub asn: u32,
-    /// The nodes' autonomous system, 1 to 4294967295. All BgpPeers of a node must have the same one.
+    /// The nodes' autonomous system, 1 to 4294967295. All BgpPeers of a node must have the same one. If it equals
+    /// `asn`, nodes speak internal BGP.
     #[schemars(range(min = 1))]
     pub local_asn: u32,
     /// A selector of the nodes that peer with the router. Default: all.
@@ -56,6 +59,21 @@ pub struct BgpPeerSpec {
     /// Has node and router look for each other by BFD (RFC 5880). Default: no BFD.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bfd: Option<BgpPeerBfd>,
+    /// The name of a Secret in the namespace thuban-bgp. Its key `password` has the session's password (TCP MD5,
+    /// RFC 2385), 1 to 80 bytes. Its type is Opaque or kubernetes.io/basic-auth. Without the password, nodes set up no
+    /// session. Default: sessions without a password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[x_kube(
+        validation = Rule::new("self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')")
+            .message("spec.passwordSecret must be the name of a Secret in the namespace thuban-bgp, such as leaf-1")
+    )]
+    #[schemars(length(min = 1, max = 253))]
+    pub password_secret: Option<String>,
+    /// The TTL of packets to a router that is not on the nodes' link, 2 to 255: one more than the number of routers in
+    /// between. Default: the router of external BGP is on the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 2, max = 255))]
+    pub ebgp_multihop: Option<u8>,
 }
 
 /// How soon a silent neighbour counts as gone.

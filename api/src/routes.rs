@@ -13,6 +13,8 @@ pub const TOKEN_AUDIENCE: &str = "thuban-lbaasd";
 pub const TLS_NAME: &str = "lbaasd.thuban-system.svc";
 /// No request has this number, nor a higher one.
 pub const END_OF_SEQUENCES: u64 = 1 << 62;
+/// The namespace of the Secrets that BgpPeers name. Speakers may read all of its Secrets.
+pub const PASSWORD_NAMESPACE: &str = "thuban-bgp";
 /// How long lbaasd takes to answer at most, in seconds.
 pub const LONGEST_ANSWER_SECONDS: u64 = 25;
 
@@ -28,6 +30,29 @@ pub struct Report {
     pub serves: Vec<Serving>,
     /// The version of the last answer, for which the next one waits to differ. Empty: it doesn't wait.
     pub version: String,
+    /// The BgpPeers that the node has no session with, because it does not have their passwords.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub without_password: Vec<WithoutPassword>,
+}
+
+/// A BgpPeer whose password a node does not have.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct WithoutPassword {
+    /// The BgpPeer's name.
+    pub peer: String,
+    pub problem: PasswordProblem,
+}
+
+/// Why a node does not have a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PasswordProblem {
+    /// There is no such Secret.
+    NotFound,
+    /// The Secret has another type, or no usable password.
+    Invalid,
+    /// The API server does not answer, or refuses.
+    Unreadable,
 }
 
 /// An address that a node leads to a Service.
@@ -87,6 +112,12 @@ pub struct Peer {
     /// The seconds for which the router keeps routes of a session that broke. 0: none.
     pub graceful_restart_seconds: u16,
     pub hold_seconds: u16,
+    /// The Secret that has the session's password.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_secret: Option<String>,
+    /// The TTL of packets to a router that is not on the link.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub multihop_ttl: Option<u8>,
 }
 
 /// How soon a silent neighbour counts as gone.

@@ -1,10 +1,9 @@
-//! Warnings to people, as events of Services.
+//! Warnings to people, as events of the objects concerned.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::Service;
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Client, Resource, ResourceExt};
 use tokio::time::Instant;
@@ -17,7 +16,7 @@ const LONGEST_NOTE: usize = 1000;
 
 pub struct Warnings {
     client: Client,
-    /// By the Services' UIDs.
+    /// By the objects' UIDs and the reasons.
     told: Mutex<HashMap<String, (String, Instant)>>,
 }
 
@@ -29,12 +28,15 @@ impl Warnings {
         }
     }
 
-    /// Tells what is wrong with a Service, once in a while.
-    pub async fn tell(&self, service: &Service, reason: &str, note: &str) {
-        let uid = service.uid().unwrap_or_default();
+    /// Tells what is wrong with an object, once in a while.
+    pub async fn tell<K>(&self, object: &K, reason: &str, note: &str)
+    where
+        K: Resource<DynamicType = ()>,
+    {
+        let key = format!("{}/{reason}", object.uid().unwrap_or_default());
         let is_new = {
             let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-            is_new(&mut told, uid, note, Instant::now())
+            is_new(&mut told, key, note, Instant::now())
         };
         if !is_new {
             return;
@@ -52,19 +54,19 @@ impl Warnings {
         };
         // A recorder that has told an event of this reason repeats the former note.
         let recorder = Recorder::new(self.client.clone(), reporter);
-        if let Err(error) = recorder.publish(&event, &service.object_ref(&())).await {
+        if let Err(error) = recorder.publish(&event, &object.object_ref(&())).await {
             warn!(reason, %error, "event could not be written");
         }
     }
 }
 
 /// Notes a warning. Returns whether it is to be told now.
-fn is_new(told: &mut HashMap<String, (String, Instant)>, uid: String, note: &str, now: Instant) -> bool {
+fn is_new(told: &mut HashMap<String, (String, Instant)>, key: String, note: &str, now: Instant) -> bool {
     told.retain(|_, (_, since)| now.duration_since(*since) < REPEAT);
-    if told.get(&uid).is_some_and(|(known, _)| known == note) {
+    if told.get(&key).is_some_and(|(known, _)| known == note) {
         return false;
     }
-    told.insert(uid, (note.to_owned(), now));
+    told.insert(key, (note.to_owned(), now));
     true
 }
 

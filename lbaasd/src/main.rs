@@ -124,6 +124,7 @@ async fn run(settings: Settings) -> Result<()> {
         nodes: watched_by(Api::all(client.clone()), &mut watches, &changes),
         peers: watched_by(Api::all(client.clone()), &mut watches, &changes),
         changes: changes.subscribe(),
+        warnings: Warnings::new(client.clone()),
         reviewed: Mutex::default(),
         reviews: Semaphore::new(REVIEWS),
     });

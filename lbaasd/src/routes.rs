@@ -28,8 +28,8 @@ use kube::{Client, ResourceExt};
 use sha2::{Digest, Sha256};
 use thuban_api::condition::find;
 use thuban_api::routes::{
-    Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, Serving,
-    TOKEN_AUDIENCE,
+    Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, PASSWORD_NAMESPACE, PasswordProblem, Peer,
+    Report, Route, Routes, Serving, TOKEN_AUDIENCE, WithoutPassword,
 };
 use thuban_api::{Announcer, BgpPeer, Vip, VipStatus};
 use thuban_authority::identity::{self, Account, IdentityError};
@@ -37,6 +37,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info};
 
+use crate::events::Warnings;
 use crate::leases::Leases;
 use crate::metrics;
 use crate::objects::change_status;
@@ -81,6 +82,7 @@ pub struct Speakers {
     pub peers: Store<BgpPeer>,
     /// Is raised when any of these change.
     pub changes: watch::Receiver<u64>,
+    pub warnings: Warnings,
     pub reviewed: Mutex<BTreeMap<[u8; 32], (String, Instant)>>,
     /// Room for reviews of tokens by the API server.
     pub reviews: Semaphore,
@@ -159,6 +161,7 @@ impl Speakers {
     pub async fn answer(&self, node: &str, report: &Report) -> (Routes, bool) {
         let end = Instant::now() + LONG_POLL;
         let mut changes = self.changes.clone();
+        let _ = timeout(NOTING, self.warn(node, report)).await;
         loop {
             changes.mark_unchanged();
             self.note(node, report).await;
@@ -243,6 +246,8 @@ impl Speakers {
                     }),
                     graceful_restart_seconds: spec.graceful_restart_seconds,
                     hold_seconds: spec.hold_seconds,
+                    password_secret: spec.password_secret.clone(),
+                    multihop_ttl: spec.ebgp_multihop,
                 })
             })
             .collect();
@@ -304,6 +309,24 @@ impl Speakers {
         written.is_some_and(|vip| entry(&vip, node) == Some(report.sequence) && !is_withdrawn(&vip))
     }
 
+    /// Tells which passwords a node does not have, by events of the BgpPeers.
+    async fn warn(&self, node: &str, report: &Report) {
+        let Some(node) = self.nodes.get(&ObjectRef::new(node)) else {
+            return;
+        };
+        for WithoutPassword { peer, problem } in &report.without_password {
+            let Some(peer) = self.peers.get(&ObjectRef::new(peer)) else {
+                continue;
+            };
+            if let Some(secret) = &peer.spec.password_secret
+                && selects(&peer, node.labels())
+            {
+                let (reason, note) = without_password(*problem, secret);
+                self.warnings.tell(&*peer, reason, &note).await;
+            }
+        }
+    }
+
     /// Writes what a node says into the status of the Vips concerned. What is not written in time is written with the
     /// next request.
     async fn note(&self, node: &str, report: &Report) {
@@ -323,6 +346,33 @@ impl Speakers {
             }
         });
         let _ = timeout(NOTING, noted).await;
+    }
+}
+
+/// Returns the reason and the note of an event.
+fn without_password(problem: PasswordProblem, secret: &str) -> (&'static str, String) {
+    let place = format!("spec.passwordSecret: Secret {secret} in namespace {PASSWORD_NAMESPACE}");
+    match problem {
+        PasswordProblem::NotFound => (
+            "PasswordNotFound",
+            format!(
+                "{place} does not exist: create it with the key password; nodes set up no session before"
+            ),
+        ),
+        PasswordProblem::Invalid => (
+            "PasswordInvalid",
+            format!(
+                "{place} must be of type Opaque or kubernetes.io/basic-auth, and its key password must have 1 to 80 \
+                 bytes without line breaks; nodes set up no session before"
+            ),
+        ),
+        PasswordProblem::Unreadable => (
+            "PasswordUnreadable",
+            format!(
+                "{place} can't be read by a node: see the log of thuban-speaker, and apply \
+                 install/load-balancers/30-lbaasd.yaml, which gives the right"
+            ),
+        ),
     }
 }
 

@@ -247,7 +247,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         Ok(wanted) => wanted,
         Err(error) => {
             warn!(namespace, name, error, "the Service is left as it is");
-            warnings.tell(&service, "InvalidAnnotation", &error).await;
+            warnings.tell(&*service, "InvalidAnnotation", &error).await;
             return Ok(Action::requeue(AGAIN));
         }
     };

@@ -29,7 +29,7 @@ pub struct Grant {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     Plain,
-    /// With a longer AS path, so that routers prefer other nodes.
+    /// With a longer AS path or a metric, so that routers prefer other nodes.
     Lengthened,
 }
 

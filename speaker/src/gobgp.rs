@@ -17,23 +17,27 @@ use thuban_proto::gobgp::nlri::Nlri as Prefix;
 use thuban_proto::gobgp::peer_state::SessionState;
 use thuban_proto::gobgp::{
     Actions, AddPathRequest, AddPeerRequest, AfiSafi, AfiSafiConfig, AsPathAttribute, AsSegment, Attribute,
-    BfdPeerConfig, Conditions, DeletePathRequest, DeletePeerRequest, Family, GetBgpRequest, Global,
-    GracefulRestart, IpAddressPrefix, ListPathRequest, ListPeerRequest, MpGracefulRestart,
-    MpGracefulRestartConfig, NextHopAttribute, Nlri, OriginAttribute, Path, Peer, PeerConf, Policy,
-    PolicyAssignment, PolicyDirection, RouteAction, SetPoliciesRequest, SetPolicyAssignmentRequest,
-    StartBgpRequest, Statement, TableType, Timers, TimersConfig, Transport, UpdatePeerRequest, as_segment,
+    BfdPeerConfig, Conditions, DeletePathRequest, DeletePeerRequest, EbgpMultihop, Family, GetBgpRequest,
+    Global, GracefulRestart, IpAddressPrefix, ListPathRequest, ListPeerRequest, MpGracefulRestart,
+    MpGracefulRestartConfig, MultiExitDiscAttribute, NextHopAttribute, Nlri, OriginAttribute, Path, Peer,
+    PeerConf, Policy, PolicyAssignment, PolicyDirection, RouteAction, SetPoliciesRequest,
+    SetPolicyAssignmentRequest, StartBgpRequest, Statement, TableType, Timers, TimersConfig, Transport,
+    UpdatePeerRequest, as_segment,
 };
 use tokio::time::timeout;
 use tonic::Status;
 use tonic::transport::Channel;
 
 use crate::decide::{Form, Step};
+use crate::passwords::Password;
 use thuban_api::routes as contract;
 
 /// How long an answer of gobgpd may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How often a lengthened AS path has the own AS number more than a plain one.
 const LENGTHENED: usize = 3;
+/// The metric (MULTI_EXIT_DISC) of a route that routers should not prefer. A plain route has none, which counts as 0.
+const METRIC: u32 = 100;
 /// Seconds between two attempts to connect to a peer.
 const CONNECT_RETRY: u64 = 5;
 /// Seconds without an attempt to connect after a session broke.
@@ -66,6 +70,22 @@ impl NextHops {
             IpAddr::V6(_) => self.v6.map(Into::into),
         }
     }
+}
+
+/// A router to announce to, and the password of the session if it has one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    pub peer: contract::Peer,
+    pub password: Option<Password>,
+}
+
+/// How routers are told to prefer other nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lengthening {
+    /// This AS number is some more times in the AS path.
+    Path(u32),
+    /// The route has a metric. A router of the nodes' own AS drops routes with its AS number in the path.
+    Metric,
 }
 
 /// A connection to gobgpd.
@@ -160,15 +180,20 @@ impl Gobgp {
     }
 
     /// Announces or withdraws a route.
-    pub async fn carry_out(&mut self, step: &Step, next_hop: IpAddr, asn: u32) -> Result<(), GobgpError> {
+    pub async fn carry_out(
+        &mut self,
+        step: &Step,
+        next_hop: IpAddr,
+        lengthening: Lengthening,
+    ) -> Result<(), GobgpError> {
         let table_type = TableType::Global.into();
         match *step {
             Step::Add(address, form) => {
-                let path = Some(path(address, form, next_hop, asn));
+                let path = Some(path(address, form, next_hop, lengthening));
                 answer("AddPath", self.0.add_path(AddPathRequest { table_type, path })).await?;
             }
             Step::Delete(address) => {
-                let path = Some(path(address, Form::Plain, next_hop, asn));
+                let path = Some(path(address, Form::Plain, next_hop, lengthening));
                 answer(
                     "DeletePath",
                     self.0.delete_path(DeletePathRequest { table_type, path }),
@@ -194,7 +219,7 @@ impl Gobgp {
 
     /// Adds a peer. `has_restarted`: the peer may have routes of a gobgpd before this one, and should keep them until
     /// this one has sent its own.
-    pub async fn add_peer(&mut self, wanted: &contract::Peer, has_restarted: bool) -> Result<(), GobgpError> {
+    pub async fn add_peer(&mut self, wanted: &Wanted, has_restarted: bool) -> Result<(), GobgpError> {
         let mut peer = peer(wanted);
         if let Some(restart) = &mut peer.graceful_restart {
             restart.local_restarting = restart.enabled && has_restarted;
@@ -205,9 +230,9 @@ impl Gobgp {
     }
 
     /// Turns BFD of a peer on or off. The session goes on.
-    pub async fn set_bfd(&mut self, wanted: &contract::Peer, is_on: bool) -> Result<(), GobgpError> {
+    pub async fn set_bfd(&mut self, wanted: &Wanted, is_on: bool) -> Result<(), GobgpError> {
         let mut peer = peer(wanted);
-        peer.bfd = Some(bfd(wanted).filter(|_| is_on).unwrap_or_default());
+        peer.bfd = Some(bfd(&wanted.peer).filter(|_| is_on).unwrap_or_default());
         let request = UpdatePeerRequest { peer: Some(peer) };
         answer("UpdatePeer", self.0.update_peer(request)).await?;
         Ok(())
@@ -224,6 +249,12 @@ pub fn address(peer: &Peer) -> &str {
     peer.conf.as_ref().map_or("", |conf| &conf.neighbor_address)
 }
 
+pub fn has_password(peer: &Peer) -> bool {
+    peer.conf
+        .as_ref()
+        .is_some_and(|conf| !conf.auth_password.is_empty())
+}
+
 pub fn is_established(peer: &Peer) -> bool {
     let state = peer
         .state
@@ -235,17 +266,17 @@ pub fn is_established(peer: &Peer) -> bool {
 /// Returns whether a peer's BFD should be turned on (`true`) or off (`false`). BFD is on while the session is
 /// established, because some routers begin BFD only then: BFD from the start would end the session again and again.
 /// `is_settled`: the session has been established for a while.
-pub fn change_of_bfd(listed: &Peer, wanted: &contract::Peer, is_settled: bool) -> Option<bool> {
+pub fn change_of_bfd(listed: &Peer, wanted: &Wanted, is_settled: bool) -> Option<bool> {
     let known = listed.bfd.filter(|bfd| bfd.enabled);
     if is_established(listed) {
-        (is_settled && known != bfd(wanted)).then_some(true)
+        (is_settled && known != bfd(&wanted.peer)).then_some(true)
     } else {
         known.map(|_| false)
     }
 }
 
 /// Returns whether gobgpd has a peer as it is wanted, but for BFD.
-pub fn is_equal(listed: &Peer, wanted: &contract::Peer) -> bool {
+pub fn is_equal(listed: &Peer, wanted: &Wanted) -> bool {
     let wanted = peer(wanted);
     // gobgpd fills in a default for what is 0 here.
     let timers = |peer: &Peer| {
@@ -270,6 +301,7 @@ pub fn is_equal(listed: &Peer, wanted: &contract::Peer) -> bool {
     listed.conf == wanted.conf
         && timers(listed) == timers(&wanted)
         && listed.transport == wanted.transport
+        && listed.ebgp_multihop == wanted.ebgp_multihop
         && restart(listed) == restart(&wanted)
 }
 
@@ -280,7 +312,7 @@ fn family(afi: Afi) -> Family {
     }
 }
 
-fn path(address: IpAddr, form: Form, next_hop: IpAddr, asn: u32) -> Path {
+fn path(address: IpAddr, form: Form, next_hop: IpAddr, lengthening: Lengthening) -> Path {
     let (afi, prefix_len) = match address {
         IpAddr::V4(_) => (Afi::Ip, 32),
         IpAddr::V6(_) => (Afi::Ip6, 128),
@@ -291,13 +323,15 @@ fn path(address: IpAddr, form: Form, next_hop: IpAddr, asn: u32) -> Path {
         Attr::NextHop(NextHopAttribute { next_hop }),
     ];
     if form == Form::Lengthened {
-        let segment = AsSegment {
-            r#type: as_segment::Type::AsSequence.into(),
-            numbers: vec![asn; LENGTHENED],
-        };
-        attributes.push(Attr::AsPath(AsPathAttribute {
-            segments: vec![segment],
-        }));
+        attributes.push(match lengthening {
+            Lengthening::Path(asn) => Attr::AsPath(AsPathAttribute {
+                segments: vec![AsSegment {
+                    r#type: as_segment::Type::AsSequence.into(),
+                    numbers: vec![asn; LENGTHENED],
+                }],
+            }),
+            Lengthening::Metric => Attr::MultiExitDisc(MultiExitDiscAttribute { med: METRIC }),
+        });
     }
     let prefix = address.to_string();
     Path {
@@ -325,7 +359,11 @@ fn bfd(wanted: &contract::Peer) -> Option<BfdPeerConfig> {
 }
 
 /// Returns a peer without BFD.
-fn peer(wanted: &contract::Peer) -> Peer {
+fn peer(wanted: &Wanted) -> Peer {
+    let Wanted {
+        peer: wanted,
+        password,
+    } = wanted;
     let restarts = wanted.graceful_restart_seconds != 0;
     let afi_safi = |afi| AfiSafi {
         config: Some(AfiSafiConfig {
@@ -338,10 +376,15 @@ fn peer(wanted: &contract::Peer) -> Peer {
     };
     Peer {
         conf: Some(PeerConf {
+            auth_password: password.as_ref().map_or("", Password::text).to_owned(),
             description: wanted.name.clone(),
             local_asn: wanted.local_asn,
             neighbor_address: wanted.address.to_string(),
             peer_asn: wanted.asn,
+        }),
+        ebgp_multihop: Some(EbgpMultihop {
+            enabled: wanted.multihop_ttl.is_some(),
+            multihop_ttl: wanted.multihop_ttl.unwrap_or_default().into(),
         }),
         state: None,
         timers: Some(Timers {
@@ -373,9 +416,10 @@ mod tests {
     use thuban_proto::gobgp::PeerState;
 
     use super::*;
+    use crate::passwords::tests::of;
 
-    fn wanted() -> contract::Peer {
-        contract::Peer {
+    fn wanted() -> Wanted {
+        let peer = contract::Peer {
             name: "tor".to_owned(),
             address: "192.0.2.1".parse().unwrap(),
             port: 179,
@@ -387,7 +431,10 @@ mod tests {
             }),
             graceful_restart_seconds: 20,
             hold_seconds: 9,
-        }
+            password_secret: None,
+            multihop_ttl: None,
+        };
+        Wanted { peer, password: None }
     }
 
     /// Returns a peer as gobgpd lists it.
@@ -406,13 +453,15 @@ mod tests {
     fn every_change_of_a_peer_is_seen() {
         let (listed, same) = (listed(SessionState::Active), wanted());
         assert!(is_equal(&listed, &same));
-        let changes: [fn(&mut contract::Peer); 6] = [
-            |peer| peer.name = "leaf".to_owned(),
-            |peer| peer.port = 1179,
-            |peer| peer.asn = 64514,
-            |peer| peer.local_asn = 64514,
-            |peer| peer.graceful_restart_seconds = 0,
-            |peer| peer.hold_seconds = 90,
+        let changes: [fn(&mut Wanted); 8] = [
+            |wanted| wanted.peer.name = "leaf".to_owned(),
+            |wanted| wanted.peer.port = 1179,
+            |wanted| wanted.peer.asn = 64514,
+            |wanted| wanted.peer.local_asn = 64514,
+            |wanted| wanted.peer.graceful_restart_seconds = 0,
+            |wanted| wanted.peer.hold_seconds = 90,
+            |wanted| wanted.peer.multihop_ttl = Some(2),
+            |wanted| wanted.password = Some(of("s3cret")),
         ];
         for (index, change) in changes.iter().enumerate() {
             let mut changed = wanted();
@@ -427,7 +476,7 @@ mod tests {
         assert_eq!(change_of_bfd(&down, &wanted(), false), None);
         assert_eq!(change_of_bfd(&up, &wanted(), false), None);
         assert_eq!(change_of_bfd(&up, &wanted(), true), Some(true));
-        (up.bfd, down.bfd) = (bfd(&wanted()), bfd(&wanted()));
+        (up.bfd, down.bfd) = (bfd(&wanted().peer), bfd(&wanted().peer));
         assert_eq!(change_of_bfd(&down, &wanted(), false), Some(false));
         assert_eq!(change_of_bfd(&up, &wanted(), false), None);
         assert_eq!(change_of_bfd(&up, &wanted(), true), None);
@@ -435,14 +484,8 @@ mod tests {
 
     #[test]
     fn a_lengthened_path_has_the_own_number_three_more_times() {
-        let numbers = |form| {
-            let path = path(
-                "2001:db8::7".parse().unwrap(),
-                form,
-                "2001:db8::1".parse().unwrap(),
-                64513,
-            );
-            let attributes = path.pattrs.into_iter().filter_map(|attribute| attribute.attr);
+        let numbers = |form, lengthening| {
+            let attributes = attributes(form, lengthening).into_iter();
             attributes
                 .filter_map(|attribute| match attribute {
                     Attr::AsPath(path) => Some(path.segments[0].numbers.clone()),
@@ -450,7 +493,43 @@ mod tests {
                 })
                 .collect::<Vec<_>>()
         };
-        assert!(numbers(Form::Plain).is_empty());
-        assert_eq!(numbers(Form::Lengthened), [vec![64513; 3]]);
+        assert!(numbers(Form::Plain, Lengthening::Path(64513)).is_empty());
+        assert_eq!(
+            numbers(Form::Lengthened, Lengthening::Path(64513)),
+            [vec![64513; 3]]
+        );
+        assert!(numbers(Form::Lengthened, Lengthening::Metric).is_empty());
+    }
+
+    #[test]
+    fn a_router_of_the_own_as_sees_a_metric() {
+        let metric = |form| {
+            let attributes = attributes(form, Lengthening::Metric);
+            attributes.contains(&Attr::MultiExitDisc(MultiExitDiscAttribute { med: METRIC }))
+        };
+        assert!(metric(Form::Lengthened));
+        assert!(!metric(Form::Plain));
+    }
+
+    #[test]
+    fn changing_bfd_keeps_the_password_and_the_ttl() {
+        let mut wanted = wanted();
+        wanted.password = Some(of("s3cret"));
+        wanted.peer.multihop_ttl = Some(3);
+        let mut updated = peer(&wanted);
+        updated.bfd = bfd(&wanted.peer);
+        assert!(is_equal(&updated, &wanted));
+        assert!(has_password(&updated));
+    }
+
+    fn attributes(form: Form, lengthening: Lengthening) -> Vec<Attr> {
+        let path = path(
+            "2001:db8::7".parse().unwrap(),
+            form,
+            "2001:db8::1".parse().unwrap(),
+            lengthening,
+        );
+        let attributes = path.pattrs.into_iter();
+        attributes.filter_map(|attribute| attribute.attr).collect()
     }
 }

@@ -23,7 +23,9 @@ use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
 use serde::Deserialize;
 use thiserror::Error;
-use thuban_api::routes::{Announced, LONGEST_ANSWER_SECONDS, Report, Routes, Serving, TLS_NAME};
+use thuban_api::routes::{
+    Announced, LONGEST_ANSWER_SECONDS, Report, Routes, Serving, TLS_NAME, WithoutPassword,
+};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tracing::{info, warn};
@@ -188,6 +190,7 @@ pub struct Answer {
 pub struct Said {
     pub announced: Vec<Announced>,
     pub serves: Vec<Serving>,
+    pub without_password: Vec<WithoutPassword>,
 }
 
 /// What a request says, and what is no longer granted because of that.
@@ -240,6 +243,7 @@ pub async fn follow(
             announced: known.announced.clone(),
             serves: known.serves.clone(),
             version: version.clone(),
+            without_password: known.without_password.clone(),
         };
         let sent = now();
         let obsolete = async {

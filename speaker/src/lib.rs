@@ -8,6 +8,7 @@ pub mod decide;
 pub mod gobgp;
 pub mod lbaasd;
 pub mod metrics;
+pub mod passwords;
 pub mod reconcile;
 pub mod sequence;
 pub mod transitd;

@@ -1,5 +1,6 @@
 //! The process: listens to lbaasd and transitd, and keeps gobgpd to what follows from both.
 
+use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::process::CommandExt;
@@ -12,6 +13,7 @@ use thuban_proto::DEFAULT_CNI_SOCKET;
 use thuban_speaker::deadlines::{Deadlines, now};
 use thuban_speaker::gobgp::{Gobgp, NextHops};
 use thuban_speaker::lbaasd::{self, Ask, Client, Place};
+use thuban_speaker::passwords::{self, Passwords};
 use thuban_speaker::reconcile::Reconciler;
 use thuban_speaker::sequence::Sequence;
 use thuban_speaker::{metrics, transitd};
@@ -94,6 +96,12 @@ async fn main() -> Result<()> {
         Command::Control(command) => return Ok(command.run()?),
     };
     process::begin("info");
+    if rustls::crypto::ring::default_provider()
+        .install_default()
+        .is_err()
+    {
+        bail!("a TLS provider was installed twice");
+    }
     tokio::spawn(control::serve(None));
     let next_hops = next_hops(&settings.node_ips)?;
     if settings.metrics_port != 0 {
@@ -163,6 +171,9 @@ async fn run(
         said,
         answers_sender,
     ));
+    let (names, wanted_names) = watch::channel(BTreeSet::new());
+    let (passwords_sender, mut passwords) = watch::channel(Passwords::new());
+    tokio::spawn(passwords::follow(wanted_names, passwords_sender));
     let mut last_answer = now();
     let mut is_failing = false;
     loop {
@@ -186,6 +197,11 @@ async fn run(
                 applied = Some(answer.applied);
                 metrics::ready();
             }
+            changed = passwords.changed() => {
+                if changed.is_err() {
+                    bail!("the look at Secrets ended");
+                }
+            }
             ask = asks.recv() => {
                 let Some(ask) = ask else {
                     bail!("the look at lbaasd ended");
@@ -199,6 +215,7 @@ async fn run(
         if let Some(served) = served.borrow_and_update().clone() {
             reconciler.served(served);
         }
+        reconciler.read_passwords(passwords.borrow_and_update().clone());
         match reconciler.reconcile().await {
             Ok(()) => is_failing = false,
             Err(error) if !is_failing => {
@@ -207,14 +224,17 @@ async fn run(
             }
             Err(_) => {}
         }
-        report.send_if_modified(|known| {
-            let new = reconciler.report();
-            let is_new = *known != new;
-            *known = new;
-            is_new
-        });
+        report.send_if_modified(|known| update(known, reconciler.report()));
+        names.send_if_modified(|known| update(known, reconciler.password_secrets()));
         metrics::since_answer(now().saturating_sub(last_answer));
         // The next request reports what the answer has led to.
         drop(applied);
     }
+}
+
+/// Replaces what is known. Returns whether it has changed.
+fn update<T: PartialEq>(known: &mut T, new: T) -> bool {
+    let is_new = *known != new;
+    *known = new;
+    is_new
 }

@@ -11,11 +11,12 @@ use tracing::{info, warn};
 
 use crate::deadlines::{Deadlines, DeadlinesError, now};
 use crate::decide::{Form, Grant, State, Step};
-use crate::gobgp::{self, Gobgp, GobgpError, NextHops};
+use crate::gobgp::{self, Gobgp, GobgpError, Lengthening, NextHops, Wanted};
 use crate::lbaasd::{Said, Told};
 use crate::metrics;
+use crate::passwords::Passwords;
 use crate::transitd::Served;
-use thuban_api::routes::{Announced, Peer, Routes, Serving};
+use thuban_api::routes::{Announced, Peer, Routes, Serving, WithoutPassword};
 
 /// How often gobgpd's routes are listed. Requests that gobgpd carried out too late show then.
 const LIST: Duration = Duration::from_secs(30);
@@ -45,15 +46,16 @@ pub struct Reconciler {
     services: Option<BTreeSet<(IpAddr, String)>>,
     /// `None`: lbaasd has not answered yet.
     peers: Option<Vec<Peer>>,
+    passwords: Passwords,
     /// The peers as they were last set in gobgpd. So a difference in how gobgpd lists a peer resets no session twice.
-    set: BTreeMap<IpAddr, Peer>,
+    set: BTreeMap<IpAddr, Wanted>,
     /// Since when sessions have been established, by addresses of peers.
     up_since: BTreeMap<String, Duration>,
     /// Whether gobgpd has been asked what it has since the speaker started.
     is_adopted: bool,
     /// Whether gobgpd rejects routes of its peers since it started.
     is_configured: bool,
-    /// Whether gobgpd has started anew, and has no peers since.
+    /// Whether gobgpd has started anew, and lacks peers since.
     has_restarted: bool,
     /// When gobgpd's routes are to be listed.
     list_at: Duration,
@@ -69,6 +71,7 @@ impl Reconciler {
             next_hops,
             services: None,
             peers: None,
+            passwords: Passwords::new(),
             set: BTreeMap::new(),
             up_since: BTreeMap::new(),
             is_adopted: false,
@@ -89,6 +92,17 @@ impl Reconciler {
         let addresses = served.services.iter().map(|(address, _)| *address);
         self.state.served(addresses.collect(), served.at);
         self.services = Some(served.services);
+    }
+
+    /// Takes what was read of Secrets.
+    pub fn read_passwords(&mut self, passwords: Passwords) {
+        self.passwords = passwords;
+    }
+
+    /// Returns the names of the Secrets that are needed.
+    pub fn password_secrets(&self) -> BTreeSet<String> {
+        let peers = self.peers.iter().flatten();
+        peers.filter_map(|peer| peer.password_secret.clone()).collect()
     }
 
     /// Returns what lbaasd would be told; `None` while gobgpd has not said what it has.
@@ -130,6 +144,7 @@ impl Reconciler {
         Said {
             announced,
             serves: serves.collect(),
+            without_password: without_password(self.peers.iter().flatten(), &self.passwords),
         }
     }
 
@@ -212,6 +227,12 @@ impl Reconciler {
     /// time for all.
     async fn sync_routes(&mut self, asn: u32) -> Result<bool, ReconcileError> {
         let end = now().saturating_add(LONGEST_PASS);
+        let has_internal = self.peers.iter().flatten().any(|peer| peer.asn == peer.local_asn);
+        let lengthening = if has_internal {
+            Lengthening::Metric
+        } else {
+            Lengthening::Path(asn)
+        };
         let written = self.deadlines.write(self.state.granted());
         for step in self.state.steps(now()) {
             let (address, next_hop) = match step {
@@ -225,7 +246,7 @@ impl Reconciler {
                 return Ok(false);
             }
             if self.state.begin(&step, now()) {
-                self.gobgp.carry_out(&step, next_hop, asn).await?;
+                self.gobgp.carry_out(&step, next_hop, lengthening).await?;
                 self.state.done(&step);
                 log(&step, address);
             }
@@ -243,11 +264,14 @@ impl Reconciler {
             let since = before.get(address).copied().unwrap_or(now);
             self.up_since.insert(address.to_owned(), since);
         }
-        metrics::peers(self.up_since.len(), listed.len() - self.up_since.len());
+        let find = |address: &str| listed.iter().find(|peer| gobgp::address(peer) == address);
+        let peers = self.peers.iter().flatten();
+        let missing = peers.filter(|peer| find(&peer.address.to_string()).is_none());
+        let down = listed.len() - self.up_since.len() + missing.count();
+        metrics::peers(self.up_since.len(), down);
         let Some(wanted) = &self.peers else {
             return Ok(());
         };
-        let find = |address: &str| listed.iter().find(|peer| gobgp::address(peer) == address);
         for peer in &listed {
             let address = gobgp::address(peer);
             if !wanted.iter().any(|wanted| wanted.address.to_string() == address) {
@@ -255,15 +279,27 @@ impl Reconciler {
                 info!(address, "peer deleted");
             }
         }
+        let mut is_waiting = false;
         for peer in wanted {
             let (name, address) = (&peer.name, peer.address.to_string());
             let known = find(&address);
+            let Some(wanted) = with_password(peer, &self.passwords) else {
+                is_waiting = true;
+                // A session that has a password goes on, so that a lost Secret ends none.
+                if known.is_some_and(|known| !gobgp::has_password(known)) {
+                    self.gobgp.delete_peer(address.clone()).await?;
+                    warn!(name, address, "peer deleted: its password is not known");
+                }
+                continue;
+            };
             match known {
-                Some(known) if self.set.get(&peer.address) == Some(peer) || gobgp::is_equal(known, peer) => {
+                Some(known)
+                    if self.set.get(&peer.address) == Some(&wanted) || gobgp::is_equal(known, &wanted) =>
+                {
                     let since = self.up_since.get(&address);
                     let is_settled = since.is_some_and(|since| now.saturating_sub(*since) >= SETTLED);
-                    if let Some(is_on) = gobgp::change_of_bfd(known, peer, is_settled) {
-                        self.gobgp.set_bfd(peer, is_on).await?;
+                    if let Some(is_on) = gobgp::change_of_bfd(known, &wanted, is_settled) {
+                        self.gobgp.set_bfd(&wanted, is_on).await?;
                         info!(name, address, is_on, "BFD of a peer");
                     }
                     continue;
@@ -271,21 +307,117 @@ impl Reconciler {
                 Some(_) => self.gobgp.delete_peer(address.clone()).await?,
                 None => {}
             }
-            self.gobgp.add_peer(peer, self.has_restarted).await?;
-            self.set.insert(peer.address, peer.clone());
+            self.gobgp.add_peer(&wanted, self.has_restarted).await?;
+            self.set.insert(peer.address, wanted);
             info!(name, address, is_new = known.is_none(), "peer set");
         }
-        self.has_restarted = false;
+        self.has_restarted &= is_waiting;
         Ok(())
     }
+}
+
+/// Returns a peer with its password; `None`: the password is not known.
+fn with_password(peer: &Peer, passwords: &Passwords) -> Option<Wanted> {
+    let password = match &peer.password_secret {
+        Some(name) => Some(passwords.get(name)?.clone().ok()?),
+        None => None,
+    };
+    Some(Wanted {
+        peer: peer.clone(),
+        password,
+    })
+}
+
+/// Returns the peers whose passwords were looked for in vain.
+fn without_password<'a>(
+    peers: impl Iterator<Item = &'a Peer>,
+    passwords: &Passwords,
+) -> Vec<WithoutPassword> {
+    let problem = |peer: &Peer| {
+        passwords
+            .get(peer.password_secret.as_ref()?)?
+            .as_ref()
+            .err()
+            .copied()
+    };
+    peers
+        .filter_map(|peer| {
+            Some(WithoutPassword {
+                peer: peer.name.clone(),
+                problem: problem(peer)?,
+            })
+        })
+        .collect()
 }
 
 fn log(step: &Step, address: IpAddr) {
     match step {
         Step::Add(_, Form::Plain) => info!(%address, "route announced"),
         Step::Add(_, Form::Lengthened) => {
-            warn!(%address, "transitd is silent: the route's AS path is longer");
+            warn!(%address, "transitd is silent: routers are to prefer other nodes");
         }
         Step::Delete(_) => info!(%address, "route withdrawn"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use thuban_api::routes::PasswordProblem;
+
+    use super::*;
+    use crate::passwords::tests::of;
+
+    fn peer(name: &str, secret: Option<&str>) -> Peer {
+        Peer {
+            name: name.to_owned(),
+            address: "192.0.2.1".parse().unwrap(),
+            port: 179,
+            asn: 64512,
+            local_asn: 64513,
+            bfd: None,
+            graceful_restart_seconds: 0,
+            hold_seconds: 9,
+            password_secret: secret.map(str::to_owned),
+            multihop_ttl: None,
+        }
+    }
+
+    #[test]
+    fn a_peer_is_not_set_before_its_password_is_known() {
+        let password = |peer: &Peer, passwords: &Passwords| {
+            let wanted = with_password(peer, passwords);
+            wanted.map(|wanted| wanted.password)
+        };
+        let mut passwords = Passwords::new();
+        let leaf = peer("leaf", Some("leaf"));
+        assert_eq!(password(&peer("spine", None), &passwords), Some(None));
+        assert_eq!(password(&leaf, &passwords), None, "not read yet");
+        passwords.insert("leaf".to_owned(), Err(PasswordProblem::NotFound));
+        assert_eq!(password(&leaf, &passwords), None);
+        passwords.insert("leaf".to_owned(), Ok(of("s3cret")));
+        assert_eq!(password(&leaf, &passwords), Some(Some(of("s3cret"))));
+    }
+
+    #[test]
+    fn only_passwords_that_were_looked_for_are_told() {
+        let peers = [
+            peer("spine", None),
+            peer("leaf", Some("leaf")),
+            peer("lost", Some("lost")),
+            peer("late", Some("late")),
+        ];
+        let passwords: Passwords = [
+            ("leaf".to_owned(), Ok(of("s3cret"))),
+            ("lost".to_owned(), Err(PasswordProblem::NotFound)),
+        ]
+        .into();
+        let told = without_password(peers.iter(), &passwords);
+        let lost = WithoutPassword {
+            peer: "lost".to_owned(),
+            problem: PasswordProblem::NotFound,
+        };
+        assert_eq!(told, [lost]);
     }
 }

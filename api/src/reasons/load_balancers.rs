@@ -64,6 +64,15 @@ super::reasons! {
     "AnswerInvalid", "Vip, DnsZone":
         "the answer of the DNS server is not signed by the key, or is unreadable"
         => "look at the server's configuration of the key";
+    "PasswordNotFound", "BgpPeer":
+        "the Secret of spec.passwordSecret does not exist in the namespace thuban-bgp, so nodes set up no session"
+        => "create the Secret with the key password";
+    "PasswordInvalid", "BgpPeer":
+        "the Secret of spec.passwordSecret has another type, or no usable password, so nodes set up no session"
+        => "correct the Secret: type Opaque or kubernetes.io/basic-auth, 1 to 80 bytes without line breaks";
+    "PasswordUnreadable", "BgpPeer":
+        "a node can't read the Secret of spec.passwordSecret"
+        => "look at the log of the node's speaker, and at the rights of its account in the namespace thuban-bgp";
     "SecretInvalid", "Vip, DnsZone":
         "the Secret of the DnsZone is missing or unusable"
         => "correct the Secret that the message names";

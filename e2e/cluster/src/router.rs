@@ -43,16 +43,20 @@ pub struct Router {
     cluster: Cluster,
     daemons: Vec<Child>,
     folder: PathBuf,
+    /// The password of its BGP sessions.
+    password: Option<&'static str>,
 }
 
 impl Router {
-    /// Joins a router to a cluster's underlay, and tells the nodes that the clients are behind it.
-    pub fn start(cluster: &Cluster) -> Result<Self> {
+    /// Joins a router to a cluster's underlay, and tells the nodes that the clients are behind it. With a password, the
+    /// router accepts only sessions that have it.
+    pub fn start(cluster: &Cluster, password: Option<&'static str>) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("thuban-router-{}", cluster.name()));
         let mut router = Self {
             cluster: cluster.clone(),
             daemons: Vec::new(),
             folder,
+            password,
         };
         router.remove();
         router.connect().context("the router's links")?;
@@ -177,10 +181,14 @@ impl Router {
                 " address-family {family} unicast\n  neighbor NODES activate\n  maximum-paths 16\n exit-address-family\n"
             )
         });
+        let password = self
+            .password
+            .map(|password| format!(" neighbor NODES password {password}\n"))
+            .unwrap_or_default();
         format!(
             "frr defaults datacenter\nrouter bgp {ASN}\n bgp router-id {}\n no bgp ebgp-requires-policy\n \
              no bgp default ipv4-unicast\n neighbor NODES peer-group\n neighbor NODES remote-as {NODES_ASN}\n \
-             neighbor NODES timers 1 3\n neighbor NODES bfd\n \
+             neighbor NODES timers 1 3\n neighbor NODES bfd\n{password} \
              bgp listen range {first}.{second}.{third}.0/24 peer-group NODES\n{}",
             self.address(),
             families.concat()

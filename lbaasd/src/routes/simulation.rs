@@ -31,6 +31,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::{Report, Serving, Speakers};
+use crate::events::Warnings;
 use crate::leases::Leases;
 use crate::vip::ending::{Ending, ending, is_withdrawn, proceed};
 use names::Dns;
@@ -204,6 +205,7 @@ impl Lbaasd {
             "spec": {"address": "192.0.2.1", "asn": 64512, "localAsn": 64513}});
         one.apply_watcher_event(&Event::Apply(serde_json::from_value::<BgpPeer>(peer).unwrap()));
         let speakers = Speakers {
+            warnings: Warnings::new(client.clone()),
             client,
             leases: leases.clone(),
             vips,
@@ -449,6 +451,7 @@ impl Node {
                 announced,
                 serves: self.serves_for(),
                 version: version.clone(),
+                without_password: Vec::new(),
             };
             let sent = self.world.now();
             let index = usize::try_from(self.world.number(2)).unwrap();

@@ -1,9 +1,10 @@
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use thuban_api::Vip;
-use thuban_api::routes::{Announced, Report, Serving};
+use thuban_api::reasons;
+use thuban_api::routes::{Announced, PasswordProblem, Report, Serving};
 
-use super::{entry, let_announce, may_have, note};
+use super::{entry, let_announce, may_have, note, without_password};
 
 const ADDRESS: &str = "203.0.113.7";
 
@@ -38,6 +39,7 @@ fn report(sequence: u64, announces: bool) -> Report {
         announced: if announces { vec![announced] } else { Vec::new() },
         serves: vec![serving(ADDRESS, "red/web")],
         version: String::new(),
+        without_password: Vec::new(),
     }
 }
 
@@ -155,4 +157,33 @@ fn who_announces_is_told() {
     assert!(!noted(&mut vip, &anew));
     assert!(noted(&mut vip, &report(9, false)));
     assert!(vip.status.unwrap().announced_by.is_empty());
+}
+
+#[test]
+fn a_missing_password_is_told_with_field_and_place() {
+    let problems = [
+        PasswordProblem::NotFound,
+        PasswordProblem::Invalid,
+        PasswordProblem::Unreadable,
+    ];
+    for problem in problems {
+        let (reason, note) = without_password(problem, "leaf");
+        let place = "spec.passwordSecret: Secret leaf in namespace thuban-bgp ";
+        assert!(note.starts_with(place), "{note}");
+        let is_explained = reasons::named(reason).any(|reason| reason.is_of("BgpPeer"));
+        assert!(is_explained, "{reason}");
+    }
+}
+
+#[test]
+fn a_report_says_nothing_of_passwords_if_all_are_there() {
+    let mut report = report(1, false);
+    let text = serde_json::to_string(&report).unwrap();
+    // An lbaasd from before there were passwords takes the report, too.
+    assert!(!text.contains("assword"), "{text}");
+    assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
+    let told = json!({"peer": "leaf", "problem": "NotFound"});
+    report.without_password = vec![serde_json::from_value(told).unwrap()];
+    let text = serde_json::to_string(&report).unwrap();
+    assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
 }

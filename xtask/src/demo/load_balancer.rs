@@ -45,7 +45,7 @@ pub fn run() -> Result<()> {
         load_balancers::install(&cluster).inspect_err(|_| diagnostics::print(&cluster))
     })?;
     let router = build::step("a router with FRR, and a client behind it", || {
-        Router::start(&cluster)
+        Router::start(&cluster, None)
     })?;
     let address = build::step("Service red/web", || make_service(&cluster, &router))?;
     println!("\n{}", cluster.kubectl(&["get", "vip,service", "-n", "red"])?);

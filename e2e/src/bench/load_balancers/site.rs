@@ -72,7 +72,7 @@ impl Site {
             command.extend(labels.iter().map(String::as_str));
             cluster.kubectl(&command)?;
         }
-        let router = Router::start(&cluster)?;
+        let router = Router::start(&cluster, None)?;
         let taken = Taken::default();
         for (number, pod) in (0..).zip(&servers) {
             traffic::serve(pod, number, &taken)?;

@@ -20,6 +20,8 @@ const TENANT: &str = "red";
 const NAME: &str = "announced";
 const POOL: &str = "announced";
 const SYSTEM: &str = "thuban-system";
+const PASSWORD: &str = "s3cret";
+const SECRET: [&str; 4] = ["secret", "-n", "thuban-bgp", "router"];
 
 fn service() -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": TENANT}, "spec": {
@@ -36,7 +38,38 @@ fn backend(node: &str) -> Value {
 
 fn peer(router: &Router) -> Value {
     json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "BgpPeer", "metadata": {"name": "router"}, "spec": {
-        "address": router.address(), "asn": ASN, "localAsn": NODES_ASN, "holdSeconds": 3, "bfd": {}}})
+        "address": router.address(), "asn": ASN, "localAsn": NODES_ASN, "holdSeconds": 3, "bfd": {},
+        "passwordSecret": "router"}})
+}
+
+/// Writes the Secret with a password for the router.
+fn set_password(cluster: &Cluster, password: &str) -> Result<()> {
+    let metadata = json!({"name": "router", "namespace": "thuban-bgp"});
+    let secret = json!({"apiVersion": "v1", "kind": "Secret", "metadata": metadata,
+        "type": "kubernetes.io/basic-auth", "stringData": {"password": password}});
+    apply(cluster, &[secret])
+}
+
+/// Asserts that nodes have no session without the password, nor with a wrong one, and that they notice each change.
+fn ensure_password_counts(cluster: &Cluster, router: &Router, address: IpAddr, nodes: usize) -> Result<()> {
+    let events = [
+        "events",
+        "-n",
+        "default",
+        "--field-selector=involvedObject.kind=BgpPeer",
+    ];
+    cluster.wait_for("an event of the BgpPeer", SOON, || {
+        let events = get(cluster, &events)?;
+        let mut events = events["items"].as_array().into_iter().flatten();
+        Ok(events.any(|event| event["reason"] == "PasswordNotFound"))
+    })?;
+    assert_eq!(router.next_hops(address)?.len(), 0, "without a password");
+    set_password(cluster, PASSWORD)?;
+    wait_for_next_hops(cluster, router, address, nodes)?;
+    set_password(cluster, "wrong")?;
+    wait_for_next_hops(cluster, router, address, 0)?;
+    set_password(cluster, PASSWORD)?;
+    wait_for_next_hops(cluster, router, address, nodes)
 }
 
 /// The objects of the test, which go when this is dropped, the Service first.
@@ -49,6 +82,7 @@ impl Drop for Made<'_> {
             &["vip,service,pod", "-n", TENANT, "-l", "test=announcing", "--now"],
         );
         let _ = delete(self.0, &["bgppeer", "router"]);
+        let _ = delete(self.0, &SECRET);
         let _ = delete(self.0, &["ippool", POOL]);
     }
 }
@@ -145,7 +179,7 @@ fn outlives_control_plane(
 fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     let cluster = &tenants().cluster;
     let _installed = Installed::new(cluster, &Parts::All)?;
-    let router = Router::start(cluster)?;
+    let router = Router::start(cluster, Some(PASSWORD))?;
     let _made = Made(cluster);
     for workload in [
         "deployment/thuban-cidrd",
@@ -180,7 +214,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     })?;
     let address = address.context("an address")?;
     // All nodes serve it, for the nodes without a backend send connections on.
-    wait_for_next_hops(cluster, &router, address, nodes.len())?;
+    ensure_password_counts(cluster, &router, address, nodes.len())?;
     let server = SocketAddr::new(address, 80);
     let both: BTreeSet<String> = nodes[..2].iter().map(|node| format!("{NAME}-{node}")).collect();
     wait_for_answers(cluster, &router, server, &both)?;

@@ -117,6 +117,7 @@ fn two_cidrds_give_each_address_to_one_holder() -> Result<()> {
     let _installed = Installed::new(cluster, &Parts::Leases)?;
     let account = Actor::service_account(cluster, "thuban-system", "thuban-cidrd")?;
     refused_by_the_api_server(cluster, &account);
+    refused_peers(cluster);
     let (one, other) = (Cidrd::start(&account)?, Cidrd::start(&account)?);
     let clients = [one.client(cluster)?, other.client(cluster)?];
     let terms = [("quarantineSeconds", json!(3)), ("leaseSeconds", json!(600))];
@@ -230,6 +231,48 @@ async fn old_versions_are_worth_nothing(account: &Actor, client: &Client) -> Res
 
 fn old_as_new(old: &IpLease) -> IpLease {
     IpLease::new(&old.name_any(), old.spec.clone())
+}
+
+/// BgpPeers that break a rule.
+fn refused_peers(cluster: &Cluster) {
+    let account = Actor::administrator(cluster).unwrap();
+    let cases = [
+        (
+            json!({"localAsn": 64512, "ebgpMultihop": 2}),
+            "spec.ebgpMultihop is for external BGP: leave it out if spec.asn and spec.localAsn are equal",
+        ),
+        (
+            json!({"bfd": {}, "ebgpMultihop": 2}),
+            "spec.bfd looks for routers on the same link: leave it out with spec.ebgpMultihop",
+        ),
+        (json!({"ebgpMultihop": 1}), "spec.ebgpMultihop"),
+        (json!({"ebgpMultihop": 256}), "spec.ebgpMultihop"),
+        (
+            json!({"passwordSecret": "../leaf"}),
+            "spec.passwordSecret must be the name of a Secret in the namespace thuban-bgp",
+        ),
+        (
+            json!({"address": "192.0.2.01"}),
+            "spec.address must be an IP address in its shortest form",
+        ),
+    ];
+    let peer = |terms: &Value| {
+        let mut spec = json!({"address": "192.0.2.1", "asn": 64512, "localAsn": 64513});
+        for (field, value) in terms.as_object().into_iter().flatten() {
+            spec[field] = value.clone();
+        }
+        json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "BgpPeer", "metadata": {"name": "rule"}, "spec": spec})
+    };
+    for (terms, message) in &cases {
+        let answer = account.write("create", &peer(terms), &[]);
+        account.is_refused(&terms.to_string(), answer, &[message]);
+    }
+    for good in [
+        json!({"localAsn": 64512, "bfd": {}}),
+        json!({"ebgpMultihop": 255, "passwordSecret": "leaf-1.password"}),
+    ] {
+        account.write("create", &peer(&good), &[]).unwrap();
+    }
 }
 
 /// What one object can say about itself, the API server refuses.
