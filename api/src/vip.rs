@@ -40,7 +40,8 @@ pub struct VipSpec {
     )]
     #[schemars(length(min = 1, max = 63))]
     pub service: String,
-    /// The name of the IpPool that the addresses are from. Empty: the first public pool, in the order of names, that
+    /// The name of the IpPool that the addresses are from. If it is private, only pods of its VPC reach the addresses.
+    /// Empty: the first public pool, in the order of names, that
     /// admits the namespace and has free addresses. It can't be changed.
     #[serde(default)]
     #[x_kube(validation = Rule::new("self == oldSelf").message("spec.pool can't be changed: make another Vip"))]
@@ -159,6 +160,9 @@ pub struct VipStatus {
     pub addresses: Vec<String>,
     /// The IpPool that they are from.
     pub pool: String,
+    /// The VPC whose pods alone reach the addresses, if the IpPool is private.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub vpc: String,
     /// The nodes that may announce the addresses. No address is released before all of them said that they withdrew it.
     pub announcers: Vec<Announcer>,
     /// The nodes that announce the addresses.
@@ -181,11 +185,18 @@ pub struct VipStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub withdrawn_at: Option<String>,
     /// `Accepted`: there is such a Service. `Leased`: the Vip has all its addresses. `Announced`: a node announces
-    /// them. `DnsReady`: DNS has the name, if there is to be one. `Ready`: all of these.
+    /// them, if the IpPool is public. `DnsReady`: DNS has the name, if there is to be one. `Ready`: all of these.
     pub conditions: Vec<Condition>,
     /// The latest `metadata.generation` that lbaasd has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
+}
+
+impl VipStatus {
+    /// Whether the addresses are from a private pool: pods of its VPC reach them, and nobody announces them.
+    pub fn is_private(&self) -> bool {
+        !self.vpc.is_empty()
+    }
 }
 
 /// A node that may announce addresses.

@@ -1,5 +1,6 @@
 //! The Service of a Vip that a user made: it has the Vip's name and the chosen ports of the Service that the Vip names,
-//! and leads to the same pods. Nodes serve and announce it as they do any other load balancer.
+//! and leads to the same pods. Nodes serve and announce it as they do any other load balancer. If the Vip's pool is
+//! private, it is no load balancer: its addresses are addresses of its own in its VPC, by an annotation.
 //!
 //! Invariant: lbaasd writes no Service whose controller is not the Vip of its name.
 
@@ -8,18 +9,18 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{ClientIPConfig, Service, ServicePort, ServiceSpec, SessionAffinityConfig};
 use kube::api::{ObjectMeta, PostParams};
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Api, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::{
-    ConditionStatus, IpFamily, NETWORK_ANNOTATION, Vip, VipMode, VipPort, VipProfile, VipProfileSpec,
-    VipProtocol,
+    ConditionStatus, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip, VipMode, VipPort, VipProfile,
+    VipProfileSpec, VipProtocol,
 };
 use tracing::info;
 
 use crate::CLASS;
 use crate::objects::api_of;
 use crate::service::{MODE_ANNOTATION, is_made_for, maker};
-use crate::vip::{Context, Said};
+use crate::vip::{Context, Said, is_private};
 
 /// Why a Vip gets no Service. The messages name the field and what to do.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -44,6 +45,11 @@ pub enum Refusal {
     ProfileNotFound(String),
     #[error("spec.ipFamilies: Service {service} has no {family}: add it to the Service's spec.ipFamilies")]
     FamilyNotServed { service: String, family: &'static str },
+    #[error(
+        "spec.profiles: sourceRanges are for clients outside, and only pods of a VPC reach a private pool's \
+         addresses: name VipProfiles without sourceRanges, and use a NetworkPolicy"
+    )]
+    SourceRangesNotServed,
     #[error("the API server refuses Service {service} of this Vip: {message}")]
     ServiceRefused { service: String, message: String },
 }
@@ -58,6 +64,7 @@ impl Refusal {
             Self::PortNotFound { .. } | Self::NoPorts(_) => "PortNotFound",
             Self::ProfileNotFound(_) => "ProfileNotFound",
             Self::FamilyNotServed { .. } => "FamilyNotServed",
+            Self::SourceRangesNotServed => "SourceRangesNotServed",
             Self::ServiceRefused { .. } => "ServiceRefused",
         };
         (ConditionStatus::False, reason, self.to_string())
@@ -73,6 +80,8 @@ pub struct Found {
     pub existing: Option<Service>,
     /// By their names, those that the Vip names.
     pub profiles: BTreeMap<String, VipProfileSpec>,
+    /// The Vip's pool is private.
+    pub is_private: bool,
 }
 
 impl Found {
@@ -94,17 +103,20 @@ impl Found {
             source: service(&vip.spec.service),
             existing: service(&vip.name_any()),
             profiles: vip.spec.profiles.iter().filter_map(profile).collect(),
+            is_private: is_private(vip, context),
         }
     }
 
     /// Returns what the API server knows.
-    async fn live(vip: &Vip, client: &Client) -> Result<Self, kube::Error> {
+    async fn live(vip: &Vip, context: &Context) -> Result<Self, kube::Error> {
+        let client = &context.client;
         let namespace = vip.namespace().unwrap_or_default();
         let services: Api<Service> = Api::namespaced(client.clone(), &namespace);
         let mut found = Self {
             source: services.get_opt(&vip.spec.service).await?,
             existing: services.get_opt(&vip.name_any()).await?,
             profiles: BTreeMap::new(),
+            is_private: is_private(vip, context),
         };
         let profiles: Api<VipProfile> = Api::namespaced(client.clone(), &namespace);
         for name in &vip.spec.profiles {
@@ -146,6 +158,9 @@ pub fn derive(vip: &Vip, found: &Found) -> Result<Service, Refusal> {
         families.push(family.to_owned());
     }
     let (source_ranges, affinity) = treatment(vip, &found.profiles)?;
+    if found.is_private && !source_ranges.is_empty() {
+        return Err(Refusal::SourceRangesNotServed);
+    }
 
     let mut service = found.existing.clone().unwrap_or_else(|| Service {
         metadata: ObjectMeta {
@@ -156,16 +171,7 @@ pub fn derive(vip: &Vip, found: &Found) -> Result<Service, Refusal> {
         },
         ..Service::default()
     });
-    let annotations = service.annotations_mut();
-    let mode = match vip.spec.mode {
-        VipMode::Dsr => "Dsr",
-        VipMode::Node => "Node",
-    };
-    annotations.insert(MODE_ANNOTATION.to_owned(), mode.to_owned());
-    match source.annotations().get(NETWORK_ANNOTATION) {
-        Some(network) => annotations.insert(NETWORK_ANNOTATION.to_owned(), network.clone()),
-        None => annotations.remove(NETWORK_ANNOTATION),
-    };
+    annotate(vip, source, found.is_private, service.annotations_mut());
     let spec = service.spec.get_or_insert_default();
     // The first family of a Service can't be changed.
     let has = spec.ip_families.clone().unwrap_or_default();
@@ -175,15 +181,18 @@ pub fn derive(vip: &Vip, found: &Found) -> Result<Service, Refusal> {
     } else {
         "SingleStack"
     };
-    spec.type_ = Some("LoadBalancer".to_owned());
-    spec.load_balancer_class = Some(CLASS.to_owned());
-    spec.allocate_load_balancer_node_ports = Some(false);
+    let is_public = !found.is_private;
+    let kind = if is_public { "LoadBalancer" } else { "ClusterIP" };
+    spec.type_ = Some(kind.to_owned());
+    spec.load_balancer_class = is_public.then(|| CLASS.to_owned());
+    spec.allocate_load_balancer_node_ports = is_public.then_some(false);
     spec.selector = selector;
     spec.ports = Some(ports);
     spec.ip_families = Some(families);
     spec.ip_family_policy = Some(policy.to_owned());
     spec.publish_not_ready_addresses = from.publish_not_ready_addresses;
-    spec.external_traffic_policy = from.external_traffic_policy.or(Some("Cluster".to_owned()));
+    let policy = from.external_traffic_policy.or(Some("Cluster".to_owned()));
+    spec.external_traffic_policy = policy.filter(|_| is_public);
     spec.load_balancer_source_ranges = (!source_ranges.is_empty()).then_some(source_ranges);
     let kind = if affinity.is_some() { "ClientIP" } else { "None" };
     spec.session_affinity = Some(kind.to_owned());
@@ -193,6 +202,38 @@ pub fn derive(vip: &Vip, found: &Found) -> Result<Service, Refusal> {
         }),
     });
     Ok(service)
+}
+
+/// Sets the annotations that a Vip's Service has for the operator.
+fn annotate(vip: &Vip, source: &Service, is_private: bool, annotations: &mut BTreeMap<String, String>) {
+    let mut set = |name: &str, value: Option<String>| match value {
+        Some(value) => annotations.insert(name.to_owned(), value),
+        None => annotations.remove(name),
+    };
+    let mode = match vip.spec.mode {
+        VipMode::Dsr => "Dsr",
+        VipMode::Node => "Node",
+    };
+    set(MODE_ANNOTATION, (!is_private).then(|| mode.to_owned()));
+    set(
+        NETWORK_ANNOTATION,
+        source.annotations().get(NETWORK_ANNOTATION).cloned(),
+    );
+    if is_private {
+        let addresses = addresses(vip).join(", ");
+        set(
+            SERVICE_IP_ANNOTATION,
+            Some(addresses).filter(|addresses| !addresses.is_empty()),
+        );
+    }
+}
+
+/// Returns the addresses that a Vip has.
+fn addresses(vip: &Vip) -> &[String] {
+    let status = vip.status.as_ref();
+    status
+        .map(|status| status.addresses.as_slice())
+        .unwrap_or_default()
 }
 
 /// Returns the chosen ports of a Service.
@@ -276,9 +317,14 @@ pub async fn reconcile(vip: &Vip, context: &Context) -> Result<Said, kube::Error
         return Ok(valid);
     }
     // The watches may be late.
-    let found = Found::live(vip, &context.client).await?;
+    let found = Found::live(vip, context).await?;
     let wanted = match derive(vip, &found) {
         Ok(wanted) if found.existing.as_ref() == Some(&wanted) => return Ok(valid),
+        // The operator makes a Service's Endpoint anew when its address changes. So the Service has it from the start.
+        Ok(_) if found.is_private && addresses(vip).is_empty() => {
+            let message = "the Vip gets a Service of its name once it has its addresses";
+            return Ok((ConditionStatus::True, "Valid", message.to_owned()));
+        }
         Ok(wanted) => wanted,
         Err(refusal) => return Ok(refusal.said()),
     };

@@ -422,6 +422,7 @@ fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
     let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
     let accepted = find(conditions.unwrap_or_default(), "Accepted");
     !is_withdrawn(vip)
+        && !vip.status.as_ref().is_some_and(VipStatus::is_private)
         && accepted.is_some_and(|accepted| !NOT_ITS_SERVICE.contains(&accepted.reason.as_str()))
         && servings.peek().is_some()
         && servings.all(|serving| is_its(&serving))

@@ -222,11 +222,12 @@ fn belong(service: &Service, vip: &Vip) -> bool {
     owns(service, vip) || is_made_for(service, vip)
 }
 
-/// Returns the addresses that a Service's status tells: those of its Vip, until nobody announces them any more.
+/// Returns the addresses that a Service's status tells: those of its Vip, until nobody announces them any more. Private
+/// addresses are not there, because nodes would serve them to clients outside.
 pub fn ingress(service: &Service, vip: Option<&Vip>) -> Vec<String> {
     let status = vip.filter(|vip| belong(service, vip)).and_then(|vip| {
         let is_over = is_withdrawn(vip);
-        let status = vip.status.as_ref()?;
+        let status = vip.status.as_ref().filter(|status| !status.is_private())?;
         Some(status).filter(|status| !is_over || !status.announcers.is_empty())
     });
     status.map(|status| status.addresses.clone()).unwrap_or_default()

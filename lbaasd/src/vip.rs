@@ -90,6 +90,13 @@ pub fn choose<'a>(
     names
 }
 
+/// Whether only pods of one VPC reach a Vip. The class of a pool can't be changed.
+pub fn is_private(vip: &Vip, context: &Context) -> bool {
+    let pool = context.pools.get(&ObjectRef::new(&vip.spec.pool));
+    vip.status.as_ref().is_some_and(VipStatus::is_private)
+        || pool.is_some_and(|pool| pool.spec.class == PoolClass::Private)
+}
+
 /// Whether the Service that a Vip was made for can be reached by it.
 pub fn accepted(vip: &Vip, service: Option<&Service>) -> Said {
     let name = &vip.spec.service;
@@ -158,6 +165,8 @@ pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp
         status.addresses = addresses.map(|address| address.to_string()).collect();
         let pool = grants.first().map(|grant| grant.lease.pool.clone());
         status.pool = pool.unwrap_or_default();
+        let vpc = grants.first().map(|grant| grant.lease.vpc.clone());
+        status.vpc = vpc.unwrap_or_default();
     }
     let leased: Option<(ConditionStatus, String, String)> = match outcome {
         Outcome::Granted(_) => Some((
@@ -176,12 +185,18 @@ pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp
             "cidrd can't be reached: lbaasd's log says why".to_owned(),
         )),
     };
-    let announced = announced(&status.announced_by);
+    let is_private = status.is_private();
+    if is_private {
+        status
+            .conditions
+            .retain(|condition| condition.kind != "Announced");
+    }
+    let announced = (!is_private).then(|| announced(&status.announced_by));
     let accepted = (accepted.0, accepted.1.to_owned(), accepted.2);
     let said = [
         ("Accepted", Some(accepted)),
         ("Leased", leased),
-        ("Announced", Some(announced)),
+        ("Announced", announced),
     ];
     for (kind, said) in said {
         if let Some(said) = said {
@@ -200,11 +215,17 @@ pub fn sum_up(vip: &mut Vip, now: Timestamp) {
         return;
     };
     status.nodes = u32::try_from(status.announced_by.len()).unwrap_or(u32::MAX);
-    let kinds = &["Accepted", "Leased", "Announced", "DnsReady"][..if is_named { 4 } else { 3 }];
-    let is_lacking = |(_, condition): &(&&str, Option<&Condition>)| {
+    let kinds = [
+        ("Accepted", true),
+        ("Leased", true),
+        ("Announced", !status.is_private()),
+        ("DnsReady", is_named),
+    ];
+    let is_lacking = |(_, condition): &(&str, Option<&Condition>)| {
         condition.is_none_or(|condition| condition.status != ConditionStatus::True)
     };
-    let mut judged = kinds.iter().map(|kind| (kind, find(&status.conditions, kind)));
+    let kinds = kinds.into_iter().filter(|(_, counts)| *counts);
+    let mut judged = kinds.map(|(kind, _)| (kind, find(&status.conditions, kind)));
     let said = match judged.find(is_lacking) {
         Some((kind, Some(condition))) => (
             ConditionStatus::False,
@@ -219,7 +240,11 @@ pub fn sum_up(vip: &mut Vip, now: Timestamp) {
         None => (
             ConditionStatus::True,
             "Ready".to_owned(),
-            "nodes that serve the Service announce the addresses".to_owned(),
+            if status.is_private() {
+                format!("the addresses are the Service's for pods of VPC {}", status.vpc)
+            } else {
+                "nodes that serve the Service announce the addresses".to_owned()
+            },
         ),
     };
     let generation = status.observed_generation;
@@ -296,6 +321,15 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
 
 /// Whether the Service of a Vip that lbaasd made can be reached by it.
 async fn judge(vip: &Vip, context: &Context) -> Result<Said, kube::Error> {
+    if is_private(vip, context) {
+        let message = format!(
+            "spec.pool: IpPool {} is private: remove the Service's annotation {}, and make a Vip that names Service \
+             and pool",
+            vip.spec.pool,
+            service::POOL_ANNOTATION
+        );
+        return Ok((ConditionStatus::False, "PoolIsPrivate", message));
+    }
     let namespace = vip.namespace().unwrap_or_default();
     let reference = ObjectRef::new(&vip.spec.service).within(&namespace);
     let known = accepted(vip, context.services.get(&reference).as_deref());

@@ -28,6 +28,12 @@ super::reasons! {
     "ServiceRefused", "Vip":
         "the API server refuses the Vip's Service, for example because of a quota"
         => "read the message";
+    "SourceRangesNotServed", "Vip":
+        "a VipProfile has sourceRanges, but no clients outside reach the addresses of a private pool"
+        => "remove the VipProfile from spec.profiles, and use a NetworkPolicy";
+    "PoolIsPrivate", "Vip":
+        "the IpPool that a Service asks for is private, and lbaasd gives a Service itself only public addresses"
+        => "remove the annotation thuban.dev/ip-pool, and make a Vip that names the Service and the pool";
     "NoPool", "Vip":
         "no public IpPool admits the namespace and has a free address of each family"
         => "create an IpPool, or change allowedNamespaces or cidrs of one";

@@ -50,6 +50,7 @@ fn found(source: &Value, existing: Option<Service>) -> Found {
         profiles: profiles
             .map(|(name, value)| (name.to_owned(), profile(value)))
             .into(),
+        is_private: false,
     }
 }
 
@@ -224,4 +225,35 @@ fn anothers_service_is_left_alone() {
     let derived_source = serde_json::to_value(&own).unwrap();
     assert_eq!(refused(&none, &derived_source, None).0, "ServiceIsDerived");
     assert_eq!(refused(&none, &derived_source, Some(own)).0, "ServiceIsDerived");
+}
+
+#[test]
+fn a_private_vips_service_has_its_addresses_in_its_vpc() {
+    let private = |vip: &Vip, existing| {
+        let found = Found {
+            is_private: true,
+            ..found(&web(), existing)
+        };
+        derive(vip, &found)
+    };
+    let mut vip = vip(&json!({"mode": "Node"}));
+    vip.status = serde_json::from_value(json!({"addresses": ["10.7.0.9"], "vpc": "red"})).unwrap();
+    let service = serde_json::to_value(private(&vip, None).unwrap()).unwrap();
+    assert_eq!(
+        service["metadata"]["annotations"],
+        json!({"thuban.dev/service-ip": "10.7.0.9"})
+    );
+    assert_eq!(service["spec"]["type"], "ClusterIP");
+    let of_balancers = [
+        "loadBalancerClass",
+        "allocateLoadBalancerNodePorts",
+        "externalTrafficPolicy",
+    ];
+    for field in of_balancers {
+        assert_eq!(service["spec"].get(field), None, "{field}");
+    }
+    let read = private(&vip, None).unwrap();
+    assert_eq!(private(&vip, Some(read.clone())), Ok(read), "written once");
+    vip.spec.profiles = vec!["office".to_owned()];
+    assert_eq!(private(&vip, None), Err(Refusal::SourceRangesNotServed));
 }

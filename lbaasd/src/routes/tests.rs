@@ -187,3 +187,11 @@ fn a_report_says_nothing_of_passwords_if_all_are_there() {
     let text = serde_json::to_string(&report).unwrap();
     assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
 }
+
+#[test]
+fn no_node_gets_a_private_address() {
+    let (public, private) = (vip(&json!({})), vip(&json!({"vpc": "red"})));
+    let address = ADDRESS.parse().unwrap();
+    assert!(may_have(&public, "node-a", address, &report(1, false)));
+    assert!(!may_have(&private, "node-a", address, &report(1, false)));
+}

@@ -148,6 +148,12 @@ fn a_service_tells_the_addresses_of_the_vip_it_is_for() {
     assert_eq!(told(&made_for("v1")), ["203.0.113.7"]);
     assert!(told(&made_for("v2")).is_empty(), "of a former Vip of the name");
     assert!(told(&balanced()).is_empty(), "somebody's");
+    let mut private = users_vip();
+    private.status.as_mut().unwrap().vpc = "red".into();
+    assert!(
+        ingress(&made_for("v1"), Some(&private)).is_empty(),
+        "of a VPC alone"
+    );
     let mut goes = users_vip();
     goes.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
     assert_eq!(ingress(&made_for("v1"), Some(&goes)), ["203.0.113.7"]);

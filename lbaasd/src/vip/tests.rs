@@ -145,3 +145,28 @@ fn a_vip_without_its_service_is_not_accepted() {
     assert_eq!(reason(&own, "LoadBalancer", Value::Null), "Valid");
     assert_eq!(reason(&own, "LoadBalancer", json!("thuban.dev/vip")), "Valid");
 }
+
+#[test]
+fn a_private_vip_is_ready_without_an_announcement() {
+    let condition = |kind: &str, status: &str, reason: &str| {
+        let mut condition = json!({"type": kind, "status": status, "reason": reason});
+        condition["message"] = json!("");
+        condition["lastTransitionTime"] = json!("");
+        condition
+    };
+    let conditions = [
+        condition("Accepted", "True", "Valid"),
+        condition("Leased", "True", "Held"),
+        condition("Announced", "False", "NoNode"),
+    ];
+    let status = |vpc: &str| json!({"addresses": ["10.7.0.9"], "vpc": vpc, "conditions": conditions});
+    let described = |vpc: &str| {
+        let mut vip = vip(&status(vpc));
+        describe(&mut vip, valid(), &Outcome::Away, Timestamp::now());
+        let status = vip.status.unwrap();
+        let ready = find(&status.conditions, "Ready").unwrap().reason.clone();
+        (ready, find(&status.conditions, "Announced").is_some())
+    };
+    assert_eq!(described(""), ("NoNode".to_owned(), true));
+    assert_eq!(described("red"), ("Ready".to_owned(), false));
+}

@@ -59,9 +59,16 @@ impl Claimant<'_> {
         Ok(claimed)
     }
 
-    /// Claims the addresses asked for and no others.
-    pub async fn claim_asked_alone(&self, context: &Context) -> Result<(), ClaimError> {
+    /// Claims the addresses asked for and no others. `leased`: those of them that cidrd leased to the owner, which are
+    /// in no range of the network.
+    pub async fn claim_asked_alone(&self, leased: &[IpAddr], context: &Context) -> Result<(), ClaimError> {
         for address in self.asked {
+            if leased.contains(address) {
+                if !self.try_claim(*address, context).await? {
+                    return Err(ClaimError::Taken { address: *address });
+                }
+                continue;
+            }
             let ranges = Family::of(*address).ranges(self.ranges);
             self.claim_asked(*address, &ranges, context).await?;
         }

@@ -33,6 +33,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "events.events.k8s.io []: create patch",
         "ipclaims.thuban.dev []: create delete get list watch",
         "ipclaims.thuban.dev/status []: patch update",
+        "ipleases.thuban.dev []: get",
         "namespaces []: list watch",
         "networkpolicies.networking.k8s.io []: list watch",
         "networks.thuban.dev []: create get list patch update watch",

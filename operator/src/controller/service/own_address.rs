@@ -1,18 +1,22 @@
 //! Addresses of its own VPC that a Service has besides its ClusterIPs. Services of two tenants can have the same such
 //! address. An annotation asks for them; they are claimed as those of pods are, and given back when no droplet knows
 //! them any more.
+//!
+//! They are in ranges of the Service's network, or cidrd leased them from a private pool of the VPC to the Vip of the
+//! Service's name.
 
 use std::net::IpAddr;
 
-use kube::ResourceExt;
+use kube::{Api, ResourceExt};
+use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
-use thuban_api::{Condition, Endpoint, EndpointStatus, SERVICE_IP_ANNOTATION};
+use thuban_api::{Condition, Endpoint, EndpointStatus, IpLease, LeaseState, SERVICE_IP_ANNOTATION};
 
 use crate::controller::address::{Claimant, release_each};
 use crate::controller::admission::usable_network;
 use crate::controller::context::Context;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::objects::condition;
+use crate::controller::runtime::objects::{WriteError, condition, get};
 use crate::hub::{Barrier, Waiter};
 use crate::model::allocation::{Owner, addresses_of};
 use crate::model::asked::{AskedError, asked_addresses};
@@ -87,6 +91,8 @@ pub async fn claim(
     if !context.hub.is_whole() {
         return Ok(Claimed::Not(None));
     }
+    let ranges = parse(in_force(&network)).unwrap_or_default();
+    let leased = leased(endpoint, &asked, (vpc.as_str(), ranges.as_slice()), context).await?;
     let owner = Owner::of(endpoint);
     let Some(_guard) = context.claim_locks.try_lock(&owner.uid) else {
         return Ok(Claimed::Not(None));
@@ -97,11 +103,11 @@ pub async fn claim(
         droplet: "",
         home: "",
         network: &network,
-        ranges: &parse(in_force(&network)).unwrap_or_default(),
+        ranges: &ranges,
         asked: &asked,
         refused: &[],
     };
-    if let Err(error) = claimant.claim_asked_alone(context).await {
+    if let Err(error) = claimant.claim_asked_alone(&leased, context).await {
         return match error.reason() {
             Some(reason) => not(reason, &error.to_string()),
             None => Err(error.into()),
@@ -118,6 +124,40 @@ pub async fn claim(
     Ok(Claimed::All)
 }
 
+/// Returns the addresses outside of the network's ranges that are leased for the Service.
+async fn leased(
+    endpoint: &Endpoint,
+    asked: &[IpAddr],
+    (vpc, ranges): (&str, &[Cidr]),
+    context: &Context,
+) -> Result<Vec<IpAddr>, WriteError> {
+    let leases: Api<IpLease> = Api::all(context.client.clone());
+    let is_outside = |address: &IpAddr| !ranges.iter().any(|range| range.contains_address(*address));
+    let outside: Vec<IpAddr> = asked.iter().copied().filter(is_outside).collect();
+    let mut leased = Vec::new();
+    for address in outside {
+        let lease = match get(&leases, &IpLease::name_of(vpc, address)).await {
+            // An operator that is newer than its manifest may not read leases.
+            Err(error) if error.is_forbidden() => None,
+            // Without load balancers there is no such kind.
+            lease => lease?,
+        };
+        if lease.is_some_and(|lease| is_for(&lease, endpoint)) {
+            leased.push(address);
+        }
+    }
+    Ok(leased)
+}
+
+/// Whether the Vip that has a lease is that of the Service: lbaasd makes a Service of the Vip's name.
+fn is_for(lease: &IpLease, endpoint: &Endpoint) -> bool {
+    let (namespace, service) = (name_of(endpoint).0, endpoint.spec.service_ref.as_ref());
+    let holder = &lease.spec.holder;
+    lease.state() == LeaseState::Held
+        && holder.namespace == namespace
+        && service.is_some_and(|service| service.name == holder.name)
+}
+
 /// Gives the addresses back once no droplet takes them for a Service's. Returns false if it is too early.
 pub async fn give_back(endpoint: &Endpoint, context: &Context) -> Result<bool, ReconcileError> {
     let asked = asked_of(endpoint);
@@ -132,4 +172,37 @@ pub async fn give_back(endpoint: &Endpoint, context: &Context) -> Result<bool, R
     }
     release_each(endpoint, &asked, context).await?;
     Ok(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+    use thuban_api::{Endpoint, IpLease};
+
+    use super::is_for;
+
+    fn read<T: serde::de::DeserializeOwned>(kind: &str, spec: &Value, status: &Value) -> T {
+        let object = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": kind, "spec": spec, "status": status,
+            "metadata": {"name": "shop-1", "namespace": "red"}});
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_lease_is_for_the_service_of_its_holders_name() {
+        let is_for = |service: &str, namespace: &str, state: &str| {
+            let spec =
+                json!({"type": "Scaled", "network": "red-web", "serviceRef": {"name": service, "uid": "s1"}});
+            let endpoint: Endpoint = read("Endpoint", &spec, &json!({}));
+            let holder = json!({"uid": "v1", "namespace": namespace, "name": "shop"});
+            let spec = json!({"pool": "inside", "vpc": "red", "address": "10.7.0.9", "leaseSeconds": 600,
+                "quarantineSeconds": 300, "holder": holder});
+            let lease: IpLease = read("IpLease", &spec, &json!({"state": state}));
+            is_for(&lease, &endpoint)
+        };
+        assert!(is_for("shop", "red", "Held"));
+        assert!(!is_for("other", "red", "Held"));
+        assert!(!is_for("shop", "blue", "Held"));
+        assert!(!is_for("shop", "red", "Proposed"));
+        assert!(!is_for("shop", "red", "Quarantined"));
+    }
 }

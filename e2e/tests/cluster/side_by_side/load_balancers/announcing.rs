@@ -83,7 +83,7 @@ impl Drop for Made<'_> {
         );
         let _ = delete(self.0, &["bgppeer", "router"]);
         let _ = delete(self.0, &SECRET);
-        let _ = delete(self.0, &["ippool", POOL]);
+        let _ = delete(self.0, &["ippool", POOL, "inside"]);
     }
 }
 

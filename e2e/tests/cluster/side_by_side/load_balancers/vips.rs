@@ -11,7 +11,7 @@ use thuban_cluster::Cluster;
 use thuban_cluster::router::Router;
 
 use crate::actor::Actor;
-use crate::support::{PORT, apply, binary, condition, delete, get};
+use crate::support::{PORT, REACHED, apply, binary, condition, delete, get, http_hostname_at, running};
 
 use super::announcing::{answers, wait_for_next_hops};
 
@@ -181,6 +181,7 @@ pub fn check(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<
 
     refusals(cluster, backends)?;
     shown(cluster, backends)?;
+    private(cluster, router, backends)?;
     says(cluster, &format!("delete {namespace}/shop --wait=60"), "gone")?;
     cluster.wait_for("the end of the Vip's Service and lease", SOON, || {
         Ok(backends.get(cluster, "service", "shop").is_err()
@@ -201,6 +202,53 @@ pub fn check(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<
             "--ignore-not-found",
         ],
     )
+}
+
+/// Has a pod of the VPC reach a Vip from a private pool. No router hears of it.
+fn private(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<()> {
+    let namespace = backends.namespace;
+    let terms = [
+        ("class", json!("private")),
+        ("vpc", json!(namespace)),
+        ("allowedNamespaces", json!({})),
+        ("quarantineSeconds", json!(5)),
+    ];
+    let spec = json!({"service": "web", "pool": "inside", "ports": [{"port": 80}]});
+    apply(
+        cluster,
+        &[
+            super::pool("inside", &["198.51.100.64/29"], &terms),
+            backends.vip("inside", &spec),
+        ],
+    )?;
+    let mut vip = Value::Null;
+    cluster
+        .wait_for("a private Vip", SOON, || {
+            vip = backends.get(cluster, "vip", "inside")?;
+            Ok(condition(&vip, "Ready").is_some_and(|ready| ready["status"] == "True"))
+        })
+        .with_context(|| format!("{vip:#}"))?;
+    assert_eq!(vip["status"]["vpc"], namespace);
+    let address: IpAddr = vip["status"]["addresses"][0]
+        .as_str()
+        .context("an address")?
+        .parse()?;
+    let client = backends.pods.first().context("a pod")?;
+    let client = running(cluster, namespace, client)?;
+    let server = SocketAddr::new(address, 80);
+    cluster.wait_for("an answer within the VPC", SOON, || {
+        Ok(client.inside(|| http_hostname_at(server, REACHED)).is_ok())
+    })?;
+    let service = backends.get(cluster, "service", "inside")?;
+    assert_eq!(service["spec"]["type"], "ClusterIP");
+    assert_eq!(service["status"]["loadBalancer"], json!({}));
+    assert!(router.next_hops(address)?.is_empty());
+    says(
+        cluster,
+        &format!("delete -n {namespace} inside --wait=60"),
+        "gone",
+    )?;
+    delete(cluster, &["ippool", "inside"])
 }
 
 /// What lbaasd refuses, and what it may not do.
