@@ -81,7 +81,7 @@ async fn run(settings: Settings) -> Result<()> {
         let setting = "THUBAN_CIDRD_METRICS_PORT";
         tokio::spawn(thuban_telemetry::serve(address, setting, metrics::pages()));
     }
-    let client = Client::try_default()
+    let client = thuban_client::infer()
         .await
         .context("configuration of the API server's client")?;
     let names = Names {

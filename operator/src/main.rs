@@ -181,7 +181,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         ));
     }
     let refused = RefusedRanges::new(&settings.service_cidrs, &settings.underlay_cidrs)?;
-    let client = Client::try_default()
+    let client = thuban_client::infer()
         .await
         .context("configuration of the API server's client")?;
     let waiting = async {

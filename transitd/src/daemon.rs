@@ -91,9 +91,7 @@ pub enum DaemonError {
     #[error("cannot look for layouts in the bpffs")]
     Layouts(#[source] std::io::Error),
     #[error("cannot make a client for the API server")]
-    Kubernetes(#[source] Box<kube::Error>),
-    #[error("cannot find the API server")]
-    Incluster(#[source] kube::config::InClusterError),
+    Kubernetes(#[source] thuban_client::ClientError),
     #[error("cannot start threads for DNS")]
     Dns(#[source] std::io::Error),
     #[error("cannot listen for signals")]
@@ -131,8 +129,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     let kubernetes = if settings.operator_address.is_some() {
         None
     } else {
-        let config = kube::Config::incluster().map_err(DaemonError::Incluster)?;
-        Some(kube::Client::try_from(config).map_err(|e| DaemonError::Kubernetes(Box::new(e)))?)
+        Some(thuban_client::in_cluster().map_err(DaemonError::Kubernetes)?)
     };
     if let Some(directory) = settings.socket.parent() {
         // A ready file of the last transitd says nothing about this one.

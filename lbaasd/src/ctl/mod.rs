@@ -11,12 +11,13 @@ use std::time::Duration;
 use arguments::{Arguments, Make, Name, Output, Verb, Wait};
 use futures::{StreamExt, pin_mut};
 use kube::api::{DeleteParams, ListParams, PostParams, Preconditions};
-use kube::config::{InferConfigError, KubeConfigOptions, KubeconfigError};
+use kube::config::{KubeConfigOptions, KubeconfigError};
 use kube::runtime::{WatchStreamExt, watcher};
 use kube::{Api, Client, Config, ResourceExt};
 use request::{Conflict, merge};
 use thiserror::Error;
 use thuban_api::{IpPool, Vip};
+use thuban_client::ClientError;
 
 use crate::service::is_of_service;
 
@@ -29,7 +30,7 @@ pub enum CtlError {
     #[error("kubeconfig: {0}")]
     Kubeconfig(#[from] KubeconfigError),
     #[error("no configuration of a cluster: {0}")]
-    NoCluster(#[from] InferConfigError),
+    NoCluster(#[from] ClientError),
     /// The message names the field.
     #[error("{}", .0.message)]
     Refused(Box<kube::core::Status>),
@@ -65,21 +66,20 @@ impl From<kube::Error> for CtlError {
 
 /// Runs a command.
 pub async fn run(arguments: Arguments) -> Result<(), CtlError> {
-    let config = match arguments.context {
+    let client = match arguments.context {
         Some(context) => {
             let options = KubeConfigOptions {
                 context: Some(context),
                 ..KubeConfigOptions::default()
             };
-            Config::from_kubeconfig(&options).await?
+            Client::try_from(Config::from_kubeconfig(&options).await?)?
         }
-        None => Config::infer().await?,
+        None => thuban_client::infer().await?,
     };
+    let namespace = arguments.namespace;
     let cluster = Cluster {
-        namespace: arguments
-            .namespace
-            .unwrap_or_else(|| config.default_namespace.clone()),
-        client: Client::try_from(config)?,
+        namespace: namespace.unwrap_or_else(|| client.default_namespace().to_owned()),
+        client,
     };
     match arguments.verb {
         Verb::Make(request) => cluster.make(&request).await,

@@ -1,0 +1,110 @@
+//! The daemons' client of the API server. It may know several API servers of one cluster, and tries them in turn.
+//!
+//! Invariant: a request goes to a second server only if no byte of it was sent to the first one. Each server must show
+//! a certificate for the host of its own URL, signed by the cluster's CA.
+//!
+//! A server is left when it can't be reached, when it closes the connection instead of an answer, and when the caller
+//! gives a request up. Requests then go to the next server, and stay there until that one is left. So callers should
+//! limit the time of a request: a server that vanished may leave a connection behind that looks open.
+
+mod servers;
+mod urls;
+
+use std::env;
+use std::time::Duration;
+
+use kube::config::{InClusterError, KubeConfigOptions, KubeconfigError};
+use kube::{Client, Config};
+use thiserror::Error;
+use tower::service_fn;
+
+use servers::Servers;
+use urls::urls;
+
+const HOST: &str = "KUBERNETES_SERVICE_HOST";
+const PORT: &str = "KUBERNETES_SERVICE_PORT";
+/// How long one of several servers may take for TCP and TLS. The operator's leader gives a request 3 s: time for the
+/// next server must be left.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long one of several servers may say nothing while a request or a watch is open: longer than a watch lasts.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(330);
+
+/// The reason why there is no client.
+#[derive(Debug, Error)]
+pub enum ClientError {
+    #[error("{0} is not set")]
+    Unset(&'static str),
+    #[error("{HOST} names no API server: expected addresses or names, separated by commas")]
+    NoServer,
+    #[error("{HOST}: {0:?} is not an address or a name, with or without a port")]
+    Server(String),
+    #[error("{PORT}: {0:?} is not a port")]
+    Port(String),
+    #[error("the pod's account: {0}")]
+    Account(#[from] InClusterError),
+    #[error("TLS or the account can't be used: {0}")]
+    Use(#[source] Box<kube::Error>),
+    #[error("neither a kubeconfig ({kubeconfig}) nor a pod's account ({account})")]
+    NoCluster {
+        kubeconfig: KubeconfigError,
+        account: Box<ClientError>,
+    },
+}
+
+impl From<kube::Error> for ClientError {
+    fn from(error: kube::Error) -> Self {
+        Self::Use(Box::new(error))
+    }
+}
+
+/// Makes a client of the kubeconfig's cluster, or in a pod without one of the pod's cluster.
+pub async fn infer() -> Result<Client, ClientError> {
+    match Config::from_kubeconfig(&KubeConfigOptions::default()).await {
+        Ok(mut config) => {
+            config.apply_debug_overrides();
+            Ok(Client::try_from(config)?)
+        }
+        Err(kubeconfig) => in_cluster().map_err(|account| ClientError::NoCluster {
+            kubeconfig,
+            account: Box::new(account),
+        }),
+    }
+}
+
+/// Makes a client for a pod by its service account. `KUBERNETES_SERVICE_HOST` names the API servers.
+pub fn in_cluster() -> Result<Client, ClientError> {
+    let read = |name: &'static str| env::var(name).map_err(|_| ClientError::Unset(name));
+    let urls = urls(&read(HOST)?, &read(PORT)?)?;
+    let account = Config::incluster_dns()?;
+    let config = |url| {
+        let mut config = account.clone();
+        config.cluster_url = url;
+        config
+    };
+    Ok(client_of(urls.into_iter().map(config).collect())?)
+}
+
+/// Makes a client of one server, or of several that are tried in turn.
+fn client_of(configs: Vec<Config>) -> Result<Client, kube::Error> {
+    if let [config] = &configs[..] {
+        return Client::try_from(config.clone());
+    }
+    let first = configs.first();
+    let namespace = first.map(|config| config.default_namespace.clone());
+    let mut servers = Vec::new();
+    for mut config in configs {
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE_TIMEOUT), true);
+        let url = config.cluster_url.to_string();
+        servers.push((url, Client::try_from(config)?));
+    }
+    let servers = Servers::new(servers);
+    let send = move |request| {
+        let servers = servers.clone();
+        async move { servers.send(request).await }
+    };
+    Ok(Client::new(service_fn(send), namespace.unwrap_or_default()))
+}
+
+#[cfg(test)]
+mod tests;

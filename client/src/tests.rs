@@ -1,0 +1,221 @@
+//! Tests with servers on loopback.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use http::Request;
+use kube::{Client, Config};
+use rustls::ServerConfig;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use thuban_authority::{Ca, ServerCertificate};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+use super::client_of;
+
+/// What a server does with a request that it has read.
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Yes,
+    /// It closes the connection.
+    Nothing,
+    /// It leaves the connection open.
+    Never,
+}
+
+/// What each request has.
+const BODY: &[u8] = b"body";
+
+/// A server on loopback.
+struct Server {
+    address: SocketAddr,
+    /// How many requests it has read.
+    requests: Arc<AtomicUsize>,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    async fn start(address: SocketAddr, answer: Answer) -> Self {
+        Self::listen(TcpListener::bind(address).await.unwrap(), answer, None)
+    }
+
+    /// Starts a server that shows a certificate of this CA, for a host of this name.
+    async fn tls(ca: &Ca, host: &str) -> Self {
+        let certificate = ServerCertificate::new(ca.sign(host).unwrap());
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_cert_resolver(Arc::new(certificate));
+        let acceptor = TlsAcceptor::from(Arc::new(config));
+        let listener = TcpListener::bind(any_port()).await.unwrap();
+        Self::listen(listener, Answer::Yes, Some(acceptor))
+    }
+
+    fn listen(listener: TcpListener, answer: Answer, tls: Option<TlsAcceptor>) -> Self {
+        let address = listener.local_addr().unwrap();
+        let requests = Arc::new(AtomicUsize::new(0));
+        let count = requests.clone();
+        let task = tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                tokio::spawn(connection(stream, answer, tls.clone(), count.clone()));
+            }
+        });
+        Self {
+            address,
+            requests,
+            task,
+        }
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::Relaxed)
+    }
+
+    /// Returns when nobody listens any more.
+    async fn stop(self) {
+        self.task.abort();
+        let _ = self.task.await;
+    }
+}
+
+async fn connection(stream: TcpStream, answer: Answer, tls: Option<TlsAcceptor>, requests: Arc<AtomicUsize>) {
+    match tls {
+        None => serve(stream, answer, &requests).await,
+        Some(acceptor) => {
+            if let Ok(stream) = acceptor.accept(stream).await {
+                serve(stream, answer, &requests).await;
+            }
+        }
+    }
+}
+
+/// Serves one request of a connection, and closes that, so that no client keeps it for the next request.
+async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Answer, requests: &AtomicUsize) {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        match stream.read_u8().await {
+            Ok(byte) => head.push(byte),
+            Err(_) => return,
+        }
+    }
+    let mut body = [0; BODY.len()];
+    if stream.read_exact(&mut body).await.is_err() {
+        return;
+    }
+    requests.fetch_add(1, Ordering::Relaxed);
+    match answer {
+        Answer::Yes => {
+            let text = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+            let _ = stream.write_all(text).await;
+            let _ = stream.shutdown().await;
+        }
+        Answer::Nothing => {}
+        Answer::Never => std::future::pending().await,
+    }
+}
+
+fn any_port() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+/// Returns an address of which nobody answers.
+async fn nobody() -> SocketAddr {
+    let listener = TcpListener::bind(any_port()).await.unwrap();
+    listener.local_addr().unwrap()
+}
+
+/// Makes a client that trusts these CAs.
+fn client(scheme: &str, servers: &[SocketAddr], trusted: &[&Ca]) -> Client {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let root = |ca: &&Ca| {
+        let root = CertificateDer::from_pem_slice(ca.certificate.as_bytes());
+        root.unwrap().to_vec()
+    };
+    let config = |server: &SocketAddr| {
+        let mut config = Config::new(format!("{scheme}://{server}").parse().unwrap());
+        config.root_cert = Some(trusted.iter().map(root).collect());
+        config
+    };
+    client_of(servers.iter().map(config).collect()).unwrap()
+}
+
+async fn ask(client: &Client) -> Result<String, kube::Error> {
+    let request = Request::post("/version").body(BODY.to_vec()).unwrap();
+    client.request_text(request).await
+}
+
+fn ca() -> Ca {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    Ca::make("kubernetes", now.as_secs()).unwrap()
+}
+
+#[tokio::test]
+async fn servers_that_refuse_are_passed_over_until_they_return() {
+    let (first, second) = (nobody().await, nobody().await);
+    let third = Server::start(any_port(), Answer::Yes).await;
+    let client = client("http", &[first, second, third.address], &[]);
+    for requests in 1..4 {
+        assert_eq!(ask(&client).await.unwrap(), "{}");
+        assert_eq!(third.requests(), requests);
+    }
+    let address = third.address;
+    third.stop().await;
+    let first = Server::start(first, Answer::Yes).await;
+    assert_eq!(ask(&client).await.unwrap(), "{}");
+    let third = Server::start(address, Answer::Yes).await;
+    assert_eq!(ask(&client).await.unwrap(), "{}");
+    // The last server that worked is the one that is asked.
+    assert_eq!((first.requests(), third.requests()), (2, 0));
+    first.stop().await;
+    third.stop().await;
+    assert!(ask(&client).await.is_err(), "nobody is there");
+}
+
+#[tokio::test]
+async fn servers_are_asked_only_with_a_certificate_for_their_host() {
+    let (own, other) = (ca(), ca());
+    let foreign = Server::tls(&other, "127.0.0.1").await;
+    let misnamed = Server::tls(&own, "127.0.0.2").await;
+    let silent = TcpListener::bind(any_port()).await.unwrap();
+    let unfit = [foreign.address, misnamed.address, silent.local_addr().unwrap()];
+    assert!(ask(&client("https", &unfit, &[&own])).await.is_err());
+    let fit = Server::tls(&own, "127.0.0.1").await;
+    let all = [&unfit[..], &[fit.address]].concat();
+    assert_eq!(ask(&client("https", &all, &[&own])).await.unwrap(), "{}");
+    assert_eq!(
+        (foreign.requests(), misnamed.requests(), fit.requests()),
+        (0, 0, 1)
+    );
+}
+
+#[tokio::test]
+async fn a_request_that_may_have_arrived_is_sent_once() {
+    let first = Server::start(any_port(), Answer::Nothing).await;
+    let second = Server::start(any_port(), Answer::Yes).await;
+    let client = client("http", &[first.address, second.address], &[]);
+    assert!(ask(&client).await.is_err());
+    assert_eq!((first.requests(), second.requests()), (1, 0));
+    assert_eq!(ask(&client).await.unwrap(), "{}");
+    assert_eq!((first.requests(), second.requests()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_server_of_which_a_caller_has_had_enough_is_left() {
+    let first = Server::start(any_port(), Answer::Never).await;
+    let second = Server::start(any_port(), Answer::Yes).await;
+    let client = client("http", &[first.address, second.address], &[]);
+    assert!(
+        timeout(Duration::from_millis(500), ask(&client)).await.is_err(),
+        "no answer"
+    );
+    assert_eq!(ask(&client).await.unwrap(), "{}");
+    assert_eq!((first.requests(), second.requests()), (1, 1));
+}
