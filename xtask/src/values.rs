@@ -66,13 +66,13 @@ struct Cluster {
 }
 
 fn values(cluster: &Cluster) -> Result<Found> {
-    let servers: Vec<IpAddr> = items(&cluster.servers, "/endpoints")
+    let servers: BTreeSet<IpAddr> = items(&cluster.servers, "/endpoints")
         .flat_map(|endpoint| texts(&endpoint["addresses"]))
         .filter_map(|address| address.parse().ok())
         .collect();
-    let server = servers
-        .first()
-        .context("Service default/kubernetes has no address")?;
+    if servers.is_empty() {
+        bail!("Service default/kubernetes has no address");
+    }
     let mut slices = cluster.servers["items"].as_array().into_iter().flatten();
     let port = slices.find_map(|slice| slice["ports"][0]["port"].as_u64());
     let services: Vec<String> = items(&cluster.service_cidrs, "/spec/cidrs")
@@ -94,13 +94,13 @@ fn values(cluster: &Cluster) -> Result<Found> {
     Ok(vec![
         (
             "KUBERNETES_SERVICE_HOST",
-            server.to_string(),
-            "An API server. If there are several, a load balancer's address is better.",
+            joined(&servers),
+            "The API servers, which are tried in turn.",
         ),
         (
             "KUBERNETES_SERVICE_PORT",
             port.map_or_else(|| DEFAULT_PORT.to_owned(), |port| port.to_string()),
-            "Its port.",
+            "Their port.",
         ),
         (
             "THUBAN_SERVICE_CIDRS",
@@ -138,9 +138,9 @@ fn texts(list: &Value) -> impl Iterator<Item = String> {
     texts.filter_map(|text| text.as_str().map(str::to_owned))
 }
 
-fn joined(ranges: impl IntoIterator<Item = IpNet>) -> String {
-    let ranges: Vec<String> = ranges.into_iter().map(|range| range.to_string()).collect();
-    ranges.join(",")
+fn joined(list: impl IntoIterator<Item = impl ToString>) -> String {
+    let list: Vec<String> = list.into_iter().map(|item| item.to_string()).collect();
+    list.join(",")
 }
 
 /// Returns the usual network of an address.
@@ -193,7 +193,8 @@ mod tests {
                 {"type": "Hostname", "address": "a"}, {"type": "InternalIP", "address": address}]}})
         };
         Cluster {
-            servers: json!({"items": [{"endpoints": [{"addresses": ["192.0.2.10"]}], "ports": [{"port": 6444}]}]}),
+            servers: json!({"items": [{"ports": [{"port": 6444}], "endpoints": [
+                {"addresses": ["192.0.2.11"]}, {"addresses": ["192.0.2.10"]}, {"addresses": ["192.0.2.11"]}]}]}),
             service_cidrs: json!({"items": [{"spec": {"cidrs": ["10.96.0.0/12", "fd00:96::/108"]}}]}),
             dns: json!({"spec": {"clusterIPs": ["10.96.0.10"]}}),
             nodes: json!({"items": [node("192.0.3.11", &["10.32.1.0/24"]), node("2001:db8::1", &["10.32.2.0/24"])]}),
@@ -209,7 +210,7 @@ mod tests {
     fn a_cluster_says_with_which_values_thuban_is_installed() {
         let cluster = cluster();
         for (key, value) in [
-            ("KUBERNETES_SERVICE_HOST", "192.0.2.10"),
+            ("KUBERNETES_SERVICE_HOST", "192.0.2.10,192.0.2.11"),
             ("KUBERNETES_SERVICE_PORT", "6444"),
             ("THUBAN_SERVICE_CIDRS", "10.96.0.0/12,fd00:96::/108"),
             ("THUBAN_UNDERLAY_CIDRS", "192.0.2.0/23,2001:db8::/64"),
