@@ -78,6 +78,17 @@ pub const FRONT_CONDITION: &str = "thuban.dev/Front";
 /// Annotation of Services: their additional addresses in their network, at most one of each family, separated by a
 /// comma.
 pub const SERVICE_IP_ANNOTATION: &str = "thuban.dev/service-ip";
+/// Annotation of Services: the IpPool of their load balancer's addresses.
+pub const IP_POOL_ANNOTATION: &str = "thuban.dev/ip-pool";
+/// Annotation of Services: the addresses that their load balancer wants, at most one of each family, separated by a
+/// comma.
+pub const LOAD_BALANCER_IPS_ANNOTATION: &str = "thuban.dev/load-balancer-ips";
+/// Annotation of Services: how clients outside reach the load balancer's backends, `Dsr` or `Node`.
+pub const LOAD_BALANCER_MODE_ANNOTATION: &str = "thuban.dev/load-balancer-mode";
+/// Annotation of Services: the name of their load balancer's addresses in DNS.
+pub const DNS_NAME_ANNOTATION: &str = "thuban.dev/dns-name";
+/// Annotation of Services: the seconds for which clients are still answered after the name is gone.
+pub const DRAIN_SECONDS_ANNOTATION: &str = "thuban.dev/drain-seconds";
 /// Annotation of pods: their MAC address.
 pub const MAC_ANNOTATION: &str = "thuban.dev/mac";
 /// Annotation of pods: the rate at which they may send, a quantity of bits per second.

@@ -12,6 +12,11 @@ use kube::api::{DeleteParams, ObjectMeta, PostParams, Preconditions};
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Api, Client, Resource, ResourceExt};
+pub use thuban_api::{
+    DNS_NAME_ANNOTATION as NAME_ANNOTATION, DRAIN_SECONDS_ANNOTATION as DRAIN_ANNOTATION,
+    IP_POOL_ANNOTATION as POOL_ANNOTATION, LOAD_BALANCER_IPS_ANNOTATION as ADDRESSES_ANNOTATION,
+    LOAD_BALANCER_MODE_ANNOTATION as MODE_ANNOTATION,
+};
 use thuban_api::{FRONT_CONDITION, IpFamily, Vip, VipDns, VipSpec};
 use tracing::{info, warn};
 
@@ -20,17 +25,7 @@ use crate::events::Warnings;
 use crate::objects::change_status;
 use crate::vip::ending::is_withdrawn;
 
-/// Annotation of Services: the IpPool of their addresses.
-pub const POOL_ANNOTATION: &str = "thuban.dev/ip-pool";
-/// Annotation of Services: the addresses that they want, at most one of each family, separated by a comma.
-pub const ADDRESSES_ANNOTATION: &str = "thuban.dev/load-balancer-ips";
-/// Annotation of Services: how clients outside reach backends, [`MODES`].
-pub const MODE_ANNOTATION: &str = "thuban.dev/load-balancer-mode";
-/// Annotation of Services: the name of their addresses in DNS.
-pub const NAME_ANNOTATION: &str = "thuban.dev/dns-name";
-/// Annotation of Services: the seconds for which clients are still answered after the name is gone.
-pub const DRAIN_ANNOTATION: &str = "thuban.dev/drain-seconds";
-/// The most of these.
+/// The most seconds of [`DRAIN_ANNOTATION`].
 const LONGEST_DRAIN: u32 = 3600;
 /// Nodes send a client's packets on to any backend, which answers the client from its own node (direct server return);
 /// or the node that gets a packet translates it, as for other load balancers.

@@ -66,9 +66,9 @@ super::reasons! {
     "InvalidAnnotation", "Pod, Service, NetworkPolicy, ClusterNetworkPolicy":
         "an annotation can't be read"
         => "correct the annotation that the event names";
-    "UnknownAnnotation", "Pod":
-        "an annotation thuban.dev/... is not known and has no effect"
-        => "correct its key and create the pod again, or remove it";
+    "UnknownAnnotation", "Pod, Service, Namespace":
+        "an annotation thuban.dev/... is not known there and has no effect"
+        => "correct its key, at a pod by creating the pod again, or remove it";
     "BandwidthLimited", "Pod":
         "the pod asks for more bandwidth than its network allows"
         => "ask for less, or have the maximum in spec.bandwidth of the Network raised";

@@ -9,6 +9,7 @@
 
 mod address;
 mod admission;
+mod annotations;
 mod attach;
 mod cache;
 mod claim;

@@ -13,6 +13,7 @@ use thuban_api::{
 };
 
 use crate::controller::admission::admitted;
+use crate::controller::annotations;
 use crate::controller::cache::last_seen::{DefaultNetwork, Entrance, VpcState};
 use crate::controller::context::Context;
 use crate::controller::denial;
@@ -31,6 +32,7 @@ use crate::controller::wake::{
 };
 use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
+use crate::model::annotations::Holder;
 use crate::model::bandwidth::Limits;
 use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
@@ -55,11 +57,13 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
     if is_there {
         sync_pod(pod, context);
         triggers.pod(&namespace, &name);
+        annotations::tell(pod, Holder::Pod, context);
     } else {
         let uid = pod.uid().unwrap_or_default();
         context.reservations.forget(&uid);
         denial::forget(pod, context);
         context.last_seen.remarks.forget(&uid);
+        annotations::forget(pod, context);
         for told in [
             Timed::EndpointMissing,
             Timed::AnnotationUnread,
@@ -77,6 +81,7 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
             let name = space.name_any();
             sync_namespace(context, space);
             context.last_seen.labels.forget(&name);
+            annotations::forget(&**space, context);
             context
                 .hub
                 .update(|world| world.set_namespace_labels(&name, None));
@@ -85,6 +90,7 @@ pub fn on_namespace(context: &Context, change: &Change<Namespace>) {
     };
     let name = space.name_any();
     sync_namespace(context, space);
+    annotations::tell(space, Holder::Namespace, context);
     context
         .hub
         .update(|world| world.set_namespace_labels(&name, Some(space.labels().clone())));

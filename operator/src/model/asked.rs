@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use thiserror::Error;
+use thuban_api::MAC_ANNOTATION;
 use thuban_api::identifiers::MacAddr;
-use thuban_api::{ENDPOINT_ANNOTATION, IP_ANNOTATION, MAC_ANNOTATION, NETWORK_ANNOTATION};
 
 use super::allocation::Family;
-use super::bandwidth::Remark;
 
 #[derive(Debug, Error)]
 pub enum AskedError {
@@ -47,56 +46,4 @@ pub fn asked_addresses(
 pub fn unicast(text: &str) -> Option<MacAddr> {
     let mac: MacAddr = text.parse().ok()?;
     (mac.0[0] & 1 == 0 && mac.0 != [0; 6]).then_some(mac)
-}
-
-/// The annotations of pods that Thuban knows, and how all of its annotations begin.
-const OF_PODS: [&str; 4] = [
-    NETWORK_ANNOTATION,
-    IP_ANNOTATION,
-    MAC_ANNOTATION,
-    ENDPOINT_ANNOTATION,
-];
-const PREFIX: &str = "thuban.dev/";
-
-/// Returns a remark about each annotation of a pod that looks like Thuban's and isn't known.
-pub fn unknown(annotations: &BTreeMap<String, String>) -> Vec<Remark> {
-    let names = annotations.keys();
-    let unknown = names.filter(|name| name.starts_with(PREFIX) && !OF_PODS.contains(&name.as_str()));
-    let remark = |name: &String| Remark {
-        reason: "UnknownAnnotation",
-        note: format!(
-            "{name} has no effect: pods may have the annotations {}. Correct its name, or remove it",
-            OF_PODS.join(", ")
-        ),
-    };
-    unknown.map(remark).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::unknown;
-
-    #[test]
-    fn annotations_that_thuban_does_not_know_are_told() {
-        let annotated = |name: &str| unknown(&BTreeMap::from([(name.to_owned(), "red".to_owned())]));
-        for known in [
-            "thuban.dev/network",
-            "thuban.dev/ip",
-            "thuban.dev/mac",
-            "thuban.dev/endpoint",
-            "other/networks",
-        ] {
-            assert_eq!(annotated(known), [], "{known}");
-        }
-        let remarks = annotated("thuban.dev/networks");
-        assert_eq!(remarks.len(), 1);
-        assert_eq!(remarks[0].reason, "UnknownAnnotation");
-        assert!(
-            remarks[0].note.starts_with("thuban.dev/networks has no effect: "),
-            "{}",
-            remarks[0].note
-        );
-    }
 }

@@ -3,6 +3,7 @@
 pub mod acks;
 pub mod admission;
 pub mod allocation;
+pub mod annotations;
 pub mod asked;
 pub mod backends;
 pub mod bandwidth;

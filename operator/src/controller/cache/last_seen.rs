@@ -1,6 +1,6 @@
 //! The last seen values of fields that decide about other objects: only a change of such a field wakes those objects.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -94,6 +94,8 @@ pub struct LastSeen {
     pub limits: Sights<Limits>,
     /// What was told of pods' bandwidth, by the pod's UID.
     pub remarks: Sights<Vec<Remark>>,
+    /// The annotations without effect that were told, by the UID of their object.
+    pub unknown_annotations: Sights<BTreeSet<String>>,
     /// What was told of policies' annotation for denied packets, by the policy's UID.
     pub report_denied: Sights<String>,
 }

@@ -1,11 +1,10 @@
-//! Tells people what of a pod's annotations has no effect.
+//! Tells people what of a pod's annotations for bandwidth has no effect.
 
 use kube::ResourceExt;
 use thuban_api::Endpoint;
 
 use super::sync::holder;
 use crate::controller::context::Context;
-use crate::model::asked;
 use crate::model::bandwidth::{self, Limits};
 
 /// Writes an event at the pod for each remark about its annotations, once while the remark is true.
@@ -14,8 +13,7 @@ pub fn tell(endpoint: &Endpoint, context: &Context) {
     let (Some(network), Some(pod)) = (context.network(name), pod) else {
         return;
     };
-    let mut remarks = bandwidth::remarks(pod.annotations(), &Limits::of(&network.spec), name);
-    remarks.extend(asked::unknown(pod.annotations()));
+    let remarks = bandwidth::remarks(pod.annotations(), &Limits::of(&network.spec), name);
     let uid = pod.uid().unwrap_or_default();
     let told = &context.last_seen.remarks;
     if remarks.is_empty() {

@@ -72,7 +72,12 @@ impl Events {
     /// Writes a warning about an action. Warnings that differ in it are told apart, and others of the same reason are
     /// counted.
     pub fn warn_of<K: Resource<DynamicType = ()>>(&self, object: &K, action: &str, reason: &str, note: &str) {
-        self.tell(object.object_ref(&()), None, (true, action), reason, note);
+        self.warn_about(object.object_ref(&()), action, reason, note);
+    }
+
+    /// Does the same.
+    pub fn warn_about(&self, object: ObjectReference, action: &str, reason: &str, note: &str) {
+        self.tell(object, None, (true, action), reason, note);
     }
 
     /// Writes an event in which a droplet or a role takes part: events that differ in it are told apart.

@@ -3,11 +3,13 @@
 
 use kube::ResourceExt;
 
+use crate::controller::annotations;
 use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::wake::wake_service;
+use crate::model::annotations::Holder;
 use crate::model::service::{EndpointSlice, Service};
 
 pub fn on_service(context: &Context, change: &Change<Service>) {
@@ -21,8 +23,10 @@ pub fn on_service(context: &Context, change: &Change<Service>) {
     triggers.endpoint(&(namespace.clone(), service.endpoint_name()));
     if is_there {
         triggers.service(&namespace, &name);
+        annotations::tell(service, Holder::Service, context);
     } else {
         denial::forget(service, context);
+        annotations::forget(service, context);
         let uid = service.uid().unwrap_or_default();
         for told in [Timed::ServiceNameTaken, Timed::ServiceInvalid] {
             context.clocks.forget(told, &uid);

@@ -302,3 +302,30 @@ fn a_vpcs_services_have_addresses_until_its_limit() {
         end_everything(simulation).await;
     });
 }
+
+#[test]
+fn misspelt_annotations_are_told_of_wherever_they_are() {
+    check("misspelt", 1, async |simulation| {
+        begin(simulation, 1).await;
+        let told = |state: &State, kind: &str, name: &str| is_warned(state, kind, name, "UnknownAnnotation");
+        simulation.with(|state| {
+            add_pod(state, "east", "p", "n0", &json!({"thuban.dev/network": "red-1"}));
+            add_pod(state, "east", "q", "n0", &json!({"thuban.dev/networks": "red-1"}));
+            state.store.edit(Kind::Namespace, "", "east", |space| {
+                space["metadata"]["annotations"]["thuban.dev/Network"] = json!("red-1");
+            });
+            let service = json!({
+                "metadata": {"annotations": {"thuban.dev/ip": "10.0.1.50"}},
+                "spec": {"clusterIPs": ["10.96.0.21"], "ports": [{"port": 80, "targetPort": 80}]},
+            });
+            let _ = state.store.create(Kind::Service, "east", "s", service);
+        });
+        until(simulation, "each of them has an event", |state| {
+            told(state, "Pod", "q") && told(state, "Namespace", "east") && told(state, "Service", "s")
+        })
+        .await;
+        simulation.with(|state| assert!(!told(state, "Pod", "p")));
+        delete(simulation, Kind::Service, "east", "s");
+        end_everything(simulation).await;
+    });
+}
