@@ -131,7 +131,7 @@ pub struct NetworkStatus {
     /// The operator writes it at most once per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub allocated: Option<u64>,
-    /// The number of bouncers that the network should have now. It differs from `spec.bouncers` only with `autoscale`.
+    /// The number of bouncers that the network should have now, by `spec` and by the number of droplets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bouncers: Option<u32>,
     /// The number of those bouncers that work.

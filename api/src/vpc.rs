@@ -153,7 +153,7 @@ pub struct VpcStatus {
     /// The number that marks the VPC's packets on the underlay, 1 to 16777215. Absent until the operator has chosen it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub vni: Option<u32>,
-    /// The number of dividers that the VPC should have now. It differs from `spec.dividers` only with `autoscale`.
+    /// The number of dividers that the VPC should have now, by `spec` and by the number of droplets.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dividers: Option<u32>,
     /// The number of those dividers that work.

@@ -130,6 +130,9 @@ super::reasons! {
     "DropletsShared", "Vpc, Network":
         "several of its dividers or bouncers are on one droplet and are lost together if it dies"
         => "add nodes, or lower the number in the spec";
+    "TooFewDroplets", "Vpc, Network":
+        "it has fewer dividers or bouncers than its spec asks for, because each needs a droplet of its own"
+        => "add nodes or uncordon them, or lower the number in the spec";
     "ServiceNotShared", "Vpc":
         "an entry of spec.sharedServices does not exist, or is in another VPC than default"
         => "correct the entry, or create the Service in the VPC default";

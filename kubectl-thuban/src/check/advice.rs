@@ -9,7 +9,7 @@ use crate::objects::{Seen, Unseen};
 use crate::report::{Line, Problem};
 
 const PART: &str = "advice";
-/// The condition of VPCs and networks some of whose roles share a droplet.
+/// The condition of VPCs and networks some of whose roles share a droplet, or lack one.
 const CROWDED: &str = "Crowded";
 
 pub fn line(vpcs: &Seen<Vec<Vpc>>, networks: &Seen<Vec<Network>>) -> Line {

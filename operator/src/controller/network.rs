@@ -99,10 +99,13 @@ async fn serve(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let generation = network.metadata.generation;
-    let number = wanted(network, &status, context);
+    let name = network.name_any();
+    let wanted = wanted(network, &status, context);
+    let number = role_set::limited::<Bouncer>(wanted, status.bouncers, &name, context);
     status.bouncers = Some(number);
     let waiting = ensure_bouncers(network, number, context).await?;
-    role_set::judge_crowded::<Bouncer>(&network.name_any(), &mut status.conditions, generation, context);
+    let numbers = (wanted, number);
+    role_set::judge_crowded::<Bouncer>(&name, numbers, &mut status.conditions, generation, context);
     status.working_bouncers = Some(number.saturating_sub(waiting.len() as u32));
     let vpc = context.vpc(&network.spec.vpc);
     let vpc = vpc.and_then(|vpc| Some(vpc.status.as_ref()?.phase));
@@ -135,7 +138,7 @@ async fn serve(
     if let Some(ready) = ready {
         set(&mut status.conditions, ready);
     }
-    let is_counted = count(&mut status, capacity, &network.name_any(), context);
+    let is_counted = count(&mut status, capacity, &name, context);
     write(network, networks, status).await?;
     tell_nearly_used_up(network, capacity, context);
     if readiness == Readiness::Provisioned {
@@ -143,7 +146,9 @@ async fn serve(
             .events
             .event(network, false, "Provisioned", "endpoints can be served");
     }
-    Ok(if is_counted && network.spec.autoscale.is_none() {
+    // A droplet may join.
+    let is_final = network.spec.autoscale.is_none() && number == wanted;
+    Ok(if is_counted && is_final {
         Action::await_change()
     } else {
         Action::requeue(COUNT_EVERY)

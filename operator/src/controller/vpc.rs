@@ -98,13 +98,16 @@ async fn serve(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let generation = vpc.metadata.generation;
-    let number = wanted(vpc, &status, context);
+    let name = vpc.name_any();
+    let wanted = wanted(vpc, &status, context);
+    let number = role_set::limited::<Divider>(wanted, status.dividers, &name, context);
     status.dividers = Some(number);
     let waiting = ensure_dividers(vpc, number, context).await?;
     status.working_dividers = Some(number.saturating_sub(waiting.len() as u32));
     status.egress = Some(has_egress(vpc));
-    status.networks = u32::try_from(context.index.networks_of(&vpc.name_any()).len()).ok();
-    role_set::judge_crowded::<Divider>(&vpc.name_any(), &mut status.conditions, generation, context);
+    status.networks = u32::try_from(context.index.networks_of(&name).len()).ok();
+    let numbers = (wanted, number);
+    role_set::judge_crowded::<Divider>(&name, numbers, &mut status.conditions, generation, context);
     let unshared = shared_services::judge(vpc, &mut status.conditions, context);
     let readiness = readiness(status.phase, None, waiting.len());
     match readiness {
@@ -130,7 +133,8 @@ async fn serve(
     if let Some(message) = unshared {
         context.events.event(vpc, true, shared_services::REASON, &message);
     }
-    Ok(if vpc.spec.autoscale.is_some() {
+    // A droplet may join.
+    Ok(if vpc.spec.autoscale.is_some() || number < wanted {
         Action::requeue(role_set::LOOK_AT_LOAD)
     } else if vpc.spec.shared_services.iter().flatten().next().is_some() {
         Action::requeue(LOOK_AT_SERVICES)

@@ -48,9 +48,32 @@ pub fn scale(current: u32, bounds: Bounds, demands: &[Demand]) -> Scaling {
     }
 }
 
+/// Returns how many of the wanted roles there should be, if so many droplets have one of them or may get one. None is
+/// added that would share a droplet. Of the `known` number so far those that are `there` stay: a droplet that is away
+/// may return.
+pub fn limit(wanted: u32, places: u32, there: u32, known: u32) -> u32 {
+    wanted.min(places.max(there.min(known))).max(1)
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Bounds, Demand, Scaling, scale};
+    use super::{Bounds, Demand, Scaling, limit, scale};
+
+    #[test]
+    fn roles_are_added_for_droplets_and_stay_without_them() {
+        assert_eq!(limit(2, 0, 0, 0), 1, "the first waits for a droplet");
+        assert_eq!(limit(3, 2, 0, 0), 2);
+        assert_eq!(limit(3, 3, 2, 2), 3, "a droplet has joined");
+        assert_eq!(limit(2, 9, 2, 2), 2);
+        assert_eq!(limit(2, 1, 2, 2), 2, "a droplet is away");
+        assert_eq!(limit(2, 1, 1, 2), 1, "nothing is added meanwhile");
+        assert_eq!(limit(1, 1, 2, 2), 1, "a person's word counts");
+        assert_eq!(
+            limit(2, 1, 2, 1),
+            1,
+            "a substitute goes when the role is there again"
+        );
+    }
 
     #[test]
     fn demand_adds_roles_at_once_but_removes_only_with_margin() {

@@ -438,12 +438,23 @@ fn roles(state: &State) -> Result<(), String> {
             let there = all(state, kind)
                 .filter(|(_, role)| text(role, field) == name)
                 .count();
-            if !is_deleting(parent) && is_provisioned(parent) && there != least {
+            // There is none that would share a droplet from the start.
+            let is_limited = (1..least).contains(&there) && !has_place(state, (kind, field), name);
+            if !is_deleting(parent) && is_provisioned(parent) && there != least && !is_limited {
                 return Err(format!("{parent_kind:?} {name} has {there} of {least} roles"));
             }
         }
     }
     Ok(())
+}
+
+/// Whether a droplet may get one more role of the parent.
+fn has_place(state: &State, (kind, field): (Kind, &str), parent: &str) -> bool {
+    let own = all(state, kind).filter(|(_, role)| text(role, field) == parent);
+    let taken: Vec<&str> = own.map(|(_, role)| text(role, "/spec/droplet")).collect();
+    let mut droplets = state.droplets.keys();
+    droplets
+        .any(|name| is_placeable(state, name) && !is_cordoned(state, name) && !taken.contains(&name.as_str()))
 }
 
 /// Checks that the role's droplet has no sibling of it, and is not cordoned, while another droplet is free.

@@ -155,3 +155,34 @@ fn a_droplet_has_an_address_of_its_own_node_and_no_other() {
         });
     }
 }
+
+#[test]
+fn no_role_is_added_that_would_share_a_droplet() {
+    for seed in 1..=3 {
+        check("too few", seed, async |simulation| {
+            begin(simulation, 3).await;
+            let number = |state: &State| {
+                let bouncers = state.store.values(Kind::Bouncer);
+                let working = bouncers.filter(|bouncer| text(bouncer, "/status/phase") == "Provisioned");
+                working.count()
+            };
+            let why = |state: &State| {
+                let network = state.store.value(Kind::Network, "", "red-1");
+                network.map_or(String::new(), |network| reason(network, "Crowded").to_owned())
+            };
+            let is_limited = |state: &State| number(state) == 2 && why(state) == "TooFewDroplets";
+            until(simulation, "each droplet has a bouncer", is_limited).await;
+            sleep(Duration::from_mins(1)).await;
+            if !is_limited(&simulation.lock()) {
+                simulation
+                    .lock()
+                    .violation("a bouncer was added without a droplet of its own".into());
+            }
+            add_node(simulation, 2);
+            until(simulation, "the third bouncer is on the third droplet", |state| {
+                number(state) == 3 && why(state).is_empty()
+            })
+            .await;
+        });
+    }
+}

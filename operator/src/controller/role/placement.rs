@@ -1,6 +1,6 @@
 //! Decides which droplet a role should be on, and whether it should move.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,18 +39,23 @@ pub fn without_room<R: Role>(role: &R, droplet: &str, context: &Context) -> Miss
     })
 }
 
-/// Returns the reason why the role should be elsewhere, if there is one.
-pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
-    let Some(droplet) = role.droplet() else {
-        return Some(Move::Unplaced);
-    };
+/// Returns the reason why no role serves on the droplet, if there is one.
+fn lost(droplet: &str, context: &Context) -> Option<Move> {
     let object = context.stores.droplets.get(&ObjectRef::new(droplet));
     let is_usable = object.is_some_and(|object| is_accepted(&object));
     if !is_usable || !context.hub.read(|world| world.is_droplet(droplet)) {
         return Some(Move::Gone);
     }
-    if context.hub.health(droplet) == Health::Suspect {
-        return Some(Move::Suspect);
+    (context.hub.health(droplet) == Health::Suspect).then_some(Move::Suspect)
+}
+
+/// Returns the reason why the role should be elsewhere, if there is one.
+pub fn should_move<R: Role>(role: &R, context: &Context) -> Option<Move> {
+    let Some(droplet) = role.droplet() else {
+        return Some(Move::Unplaced);
+    };
+    if let Some(why) = lost(droplet, context) {
+        return Some(why);
     }
     if !without_room(role, droplet, context).is_empty() {
         return Some(Move::Full);
@@ -85,6 +90,36 @@ pub fn is_cordoned(node: &Node) -> bool {
 fn zone(context: &Context, droplet: &str) -> Option<String> {
     let node = context.node(droplet)?;
     node.labels().get(ZONE).cloned()
+}
+
+/// Returns the droplets that are accepted and follow this operator.
+fn following(context: &Context) -> Vec<String> {
+    let mut droplets: Vec<String> = context
+        .hub
+        .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
+    droplets.retain(|droplet| {
+        // An open stream is not enough: the droplet may owe acks for too long.
+        context.hub.is_connected(droplet) && context.hub.health(droplet) == Health::Connected
+    });
+    droplets.retain(|droplet| {
+        let object = context.stores.droplets.get(&ObjectRef::new(droplet));
+        object.is_some_and(|object| is_accepted(&object))
+    });
+    droplets
+}
+
+/// Returns how many droplets there are for the roles of one parent: those where these roles serve, and those that may
+/// get a role now.
+pub fn count_places<R: Role>(roles: &[Arc<R>], context: &Context) -> usize {
+    let mut open = following(context);
+    open.retain(|droplet| {
+        let node = context.node(droplet);
+        node.is_some_and(|node| !is_cordoned(&node)) && !context.hub.is_full(droplet, &NEEDED)
+    });
+    let mut places: BTreeSet<&str> = open.iter().map(String::as_str).collect();
+    let taken = roles.iter().filter_map(|role| role.droplet());
+    places.extend(taken.filter(|droplet| lost(droplet, context).is_none()));
+    places.len()
 }
 
 /// Picks a droplet for a role that is better than the role's current one, and remembers it until the store shows it.
@@ -127,20 +162,11 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
             is_full: context.hub.is_full(droplet, &NEEDED),
         }
     };
-    let known: Vec<String> = context
-        .hub
-        .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
-    let candidates: Vec<Candidate> = known
+    let following = following(context);
+    let others = following
         .iter()
-        .filter(|droplet| Some(droplet.as_str()) != role.droplet() && context.hub.is_connected(droplet))
-        // An open stream is not enough: the droplet may owe acks for too long.
-        .filter(|droplet| context.hub.health(droplet) == Health::Connected)
-        .filter(|droplet| {
-            let object = context.stores.droplets.get(&ObjectRef::new(droplet));
-            object.is_some_and(|object| is_accepted(&object))
-        })
-        .map(candidate)
-        .collect();
+        .filter(|droplet| Some(droplet.as_str()) != role.droplet());
+    let candidates: Vec<Candidate> = others.map(candidate).collect();
     let picked = pick(&candidates)
         .filter(|picked| why.is_forced() || picked.is_good())?
         .name

@@ -13,15 +13,15 @@ use thuban_api::{Condition, FINALIZER, Phase};
 use crate::controller::context::{Context, related};
 use crate::controller::role::decide::Move;
 use crate::controller::role::kind::{Role, roles_of};
-use crate::controller::role::placement::place;
+use crate::controller::role::placement::{count_places, place};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::objects::{Object, WriteError, condition, create, delete, owner};
-use crate::model::scaling::{Bounds, Demand, Scaling, scale};
+use crate::model::scaling::{Bounds, Demand, Scaling, limit, scale};
 
 /// How long a smaller number must be enough before a role is removed.
 const SCALE_DOWN_DELAY: Duration = Duration::from_mins(5);
 
-/// The condition of a parent whose roles share droplets.
+/// The condition of a parent whose roles share droplets, or are fewer than wanted for want of droplets.
 const CROWDED: &str = "Crowded";
 
 /// How often the operator looks at loads.
@@ -50,9 +50,20 @@ pub fn wanted(
     }
 }
 
-/// Has a condition say so while roles of a parent share a droplet: if it dies, several are lost at once.
+/// Returns how many of the wanted roles of a parent there should be: none is added that would share a droplet. `known`
+/// is the number so far.
+pub fn limited<R: Role>(wanted: u32, known: Option<u32>, parent: &str, context: &Context) -> u32 {
+    let mut roles = roles_of::<R>(parent, context);
+    roles.retain(|role| role.meta().deletion_timestamp.is_none());
+    let places = count_places(&roles, context) as u32;
+    limit(wanted, places, roles.len() as u32, known.unwrap_or_default())
+}
+
+/// Has a condition say so while roles of a parent share a droplet: if it dies, several are lost at once. It also says
+/// so while there are fewer roles than wanted.
 pub fn judge_crowded<R: Role>(
     parent: &str,
+    (wanted, number): (u32, u32),
     conditions: &mut Vec<Condition>,
     generation: Option<i64>,
     context: &Context,
@@ -60,19 +71,24 @@ pub fn judge_crowded<R: Role>(
     let roles = roles_of::<R>(parent, context);
     let placed: Vec<&str> = roles.iter().filter_map(|role| role.droplet()).collect();
     let droplets: BTreeSet<&str> = placed.iter().copied().collect();
-    if droplets.len() == placed.len() {
+    let (kind, there, places) = (R::KIND, placed.len(), droplets.len());
+    let (reason, message) = if places < there {
+        let message = format!(
+            "{there} {kind}s are on {places} droplets: some share one, and are lost together if it dies. Add nodes, or \
+             lower the number of {kind}s in the spec"
+        );
+        ("DropletsShared", message)
+    } else if number < wanted {
+        let message = format!(
+            "there are {number} of {wanted} {kind}s, because no other droplet may carry one. Add nodes, or lower the \
+             number of {kind}s in the spec"
+        );
+        ("TooFewDroplets", message)
+    } else {
         conditions.retain(|condition| condition.kind != CROWDED);
         return;
-    }
-    let (kind, number, places) = (R::KIND, placed.len(), droplets.len());
-    let message = format!(
-        "{number} {kind}s are on {places} droplets: some share one, and are lost together if it dies. Add nodes, or \
-         lower the number of {kind}s in the spec"
-    );
-    set(
-        conditions,
-        condition(CROWDED, true, "DropletsShared", &message, generation),
-    );
+    };
+    set(conditions, condition(CROWDED, true, reason, &message, generation));
 }
 
 /// Roles of one parent, numbered from 0.
