@@ -18,6 +18,7 @@ pub mod dns_zone;
 pub mod droplet;
 pub mod dscp;
 pub mod endpoint;
+pub mod health_check;
 pub mod identifiers;
 pub mod ip_lease;
 pub mod ip_pool;
@@ -43,6 +44,7 @@ pub use dns_zone::{DnsZone, DnsZoneSpec, DnsZoneStatus, DynamicUpdates, EtcdReco
 pub use droplet::{Droplet, DropletSpec, DropletStatus};
 pub use dscp::Dscp;
 pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef, ServiceRef};
+pub use health_check::{HEALTH_CHECK_ANNOTATION, HealthCheck, HealthCheckType};
 pub use ip_lease::{IpLease, IpLeaseSpec, IpLeaseStatus, LeaseHolder, LeaseState};
 pub use ip_pool::{IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
@@ -50,7 +52,10 @@ pub use phase::Phase;
 pub use policy_state::{
     Denied, DeniedPeer, PacketDirection, PolicyState, PolicyStateSpec, PolicyStateStatus,
 };
-pub use vip::{Announcer, IpFamily, Vip, VipDns, VipMode, VipPort, VipProtocol, VipSpec, VipStatus};
+pub use vip::{
+    Announcer, IpFamily, MAX_VIP_MEMBERS, MemberState, Vip, VipDns, VipMember, VipMode, VipPort, VipProtocol,
+    VipSpec, VipStatus,
+};
 pub use vip_profile::{VipProfile, VipProfileSpec};
 pub use vpc::{DeniedTraffic, DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 

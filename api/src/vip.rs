@@ -4,7 +4,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::Condition;
+use crate::{Condition, HealthCheck};
 
 /// The Service, and which addresses it wants.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -29,7 +29,9 @@ use crate::Condition;
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 #[kube(
-    validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name must have at most 63 characters")
+    validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name must have at most 63 characters"),
+    validation = Rule::new("!has(self.spec.healthCheck) || !has(self.spec.mode) || self.spec.mode != 'Node'")
+        .message("spec.healthCheck has no effect in spec.mode Node: choose Dsr, or a readiness probe of the pods")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VipSpec {
@@ -83,6 +85,11 @@ pub struct VipSpec {
     /// own node. `Node`: the node that gets a packet translates it. Default: `Dsr`.
     #[serde(default)]
     pub mode: VipMode,
+    /// How the nodes of backends check them. A backend that fails gets no new connections by the Vip, as long as others
+    /// are left. Without this field only readiness counts. It has no effect while the Service's externalTrafficPolicy
+    /// is Local.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
     /// The name of the addresses in DNS. Without this field they have none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dns: Option<VipDns>,
@@ -152,7 +159,11 @@ pub enum IpFamily {
     V6,
 }
 
-/// Which addresses the Vip has, and where they are announced. Only lbaasd writes it.
+/// The most members that a status lists.
+pub const MAX_VIP_MEMBERS: usize = 64;
+
+/// Which addresses the Vip has, and where they are announced. lbaasd writes it, except for the members, which the
+/// operator writes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct VipStatus {
@@ -169,6 +180,16 @@ pub struct VipStatus {
     pub announced_by: Vec<String>,
     /// How many nodes these are.
     pub nodes: u32,
+    /// Ready backends, those first that get no new connections, at most 64. None while nodes' own stacks serve the
+    /// addresses: in the mode Node, or if the Service's externalTrafficPolicy is Local.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub members: Vec<VipMember>,
+    /// How many ready backends there are, those that are not listed among them.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub member_count: u32,
+    /// How many of them fail their check.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub failing_members: u32,
     /// The name in DNS that has, or may have, the addresses. The lease is released only after the name is gone.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub dns_name: String,
@@ -186,6 +207,7 @@ pub struct VipStatus {
     pub withdrawn_at: Option<String>,
     /// `Accepted`: there is such a Service. `Leased`: the Vip has all its addresses. `Announced`: a node announces
     /// them, if the IpPool is public. `DnsReady`: DNS has the name, if there is to be one. `Ready`: all of these.
+    /// `Healthy`: no member fails its check, if there is to be one.
     pub conditions: Vec<Condition>,
     /// The latest `metadata.generation` that lbaasd has seen.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -208,4 +230,36 @@ pub struct Announcer {
     /// The number of the node's request that was answered by the addresses. Only a later request says that the node
     /// withdrew them.
     pub sequence: u64,
+}
+
+/// A backend that Kubernetes calls ready.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VipMember {
+    /// The name of its Endpoint in the Vip's namespace.
+    pub endpoint: String,
+    /// Its address in the VPC.
+    pub address: String,
+    /// The droplet that it is on, and that checks it.
+    pub droplet: String,
+    /// `Ready`: it gets new connections. `Failing`: it fails the check. `Suspect`: its droplet is suspect. Where all
+    /// members are Failing or Suspect, all get new connections.
+    pub state: MemberState,
+    /// Why it is not ready.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub why: String,
+}
+
+/// Whether a backend gets new connections.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema)]
+pub enum MemberState {
+    Failing,
+    Suspect,
+    #[default]
+    Ready,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // the signature of serde
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }

@@ -49,6 +49,15 @@ super::reasons! {
     "NoNode", "Vip":
         "no BgpPeer selects a node that serves the Service"
         => "look at nodeSelector of the BgpPeers, and at the backends of the Service";
+    "MembersFail", "Vip":
+        "some backends fail spec.healthCheck and get no new connections"
+        => "look at status.members, and at the pods";
+    "AllMembersFail", "Vip":
+        "all backends fail spec.healthCheck; so all get new connections"
+        => "look at status.members: are port and path of the check right?";
+    "NoMembers", "Vip":
+        "no backend is ready, or the check has no effect because nodes' own stacks serve the addresses"
+        => "look at the Service's pods, at its externalTrafficPolicy, and at its condition thuban.dev/Front";
     "NotAnnounced", "Vip":
         "no node has announced the addresses yet, so the name is not published"
         => "look at the condition Announced";

@@ -179,6 +179,7 @@ pub fn check(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<
         Ok(answers(router, SocketAddr::new(address, 80)).is_ok())
     })?;
 
+    refused_by_the_api_server(cluster, backends);
     refusals(cluster, backends)?;
     shown(cluster, backends)?;
     private(cluster, router, backends)?;
@@ -249,6 +250,49 @@ fn private(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<()
         "gone",
     )?;
     delete(cluster, &["ippool", "inside"])
+}
+
+/// What one Vip can say about itself, the API server refuses.
+fn refused_by_the_api_server(cluster: &Cluster, backends: &Backends) {
+    let http = |field: &str, value: Value| {
+        let mut check = json!({"type": "HTTP", "port": 80, "path": "/"});
+        check[field] = value;
+        check
+    };
+    let admin = Actor::administrator(cluster).unwrap();
+    let refused = |mode: &str, check: &Value, message: &str| {
+        let spec = json!({"service": "web", "mode": mode, "healthCheck": check});
+        let vip = backends.vip("checked", &spec);
+        admin.is_refused(&vip.to_string(), admin.write("create", &vip, &[]), &[message]);
+    };
+    for (check, message) in [
+        (
+            json!({"port": 80, "path": "/"}),
+            "spec.healthCheck.path needs the type HTTP",
+        ),
+        (
+            http("path", json!("healthz")),
+            "spec.healthCheck.path must be a path such as /healthz",
+        ),
+        (
+            http("path", json!("/a b")),
+            "spec.healthCheck.path must be a path such as /healthz",
+        ),
+        (http("type", json!("UDP")), "spec.healthCheck.type"),
+        (http("port", json!(0)), "spec.healthCheck.port"),
+        (json!({"type": "TCP"}), "spec.healthCheck.port"),
+        (http("intervalMs", json!(999)), "spec.healthCheck.intervalMs"),
+        (http("intervalMs", json!(300_001)), "spec.healthCheck.intervalMs"),
+        (http("rise", json!(0)), "spec.healthCheck.rise"),
+        (http("fall", json!(11)), "spec.healthCheck.fall"),
+    ] {
+        refused("Dsr", &check, message);
+    }
+    refused(
+        "Node",
+        &http("path", json!("/")),
+        "spec.healthCheck has no effect in spec.mode Node",
+    );
 }
 
 /// What lbaasd refuses, and what it may not do.
