@@ -44,6 +44,8 @@ pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
 pub const PROTOCOL_VERSION: u32 = 2;
 /// The most entries of one `Denials`.
 pub const MAX_DENIALS: usize = 1024;
+/// The most entries of one `Checks`, and so the most checks of a droplet.
+pub const MAX_CHECKS: usize = 512;
 /// The most drops of one `Denials`.
 pub const MAX_DROPS: usize = 256;
 /// Socket on which transitd listens for the CNI plugin, unless the CNI configuration names another path.

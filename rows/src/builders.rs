@@ -10,9 +10,9 @@ use thuban_api::identifiers::{MacAddr, NetworkId, Vni};
 
 use crate::{
     Backend, Block, Bouncer, ByteRate, Class, Direct, Droplet, Exposed, ExposedPort, Forward, Front,
-    FrontPort, Kept, Kind, LocalEndpoint, Members, NamedPort, Network, NodeService, PolicyAction, PolicyId,
-    PolicyPorts, PolicyRule, PolicySet, PolicyTier, Port, Refused, Row, Service, ServiceName, Underlay,
-    Visible, Vpc,
+    FrontPort, HealthCheck, Kept, Kind, LocalEndpoint, Members, NamedPort, Network, NodeService,
+    PolicyAction, PolicyId, PolicyPorts, PolicyRule, PolicySet, PolicyTier, Port, Refused, Row, Service,
+    ServiceName, Underlay, Visible, Vpc,
 };
 
 /// The VNI of the rows here.
@@ -227,6 +227,18 @@ pub fn front() -> Front {
         }],
         clients: Some(["198.51.100.0/24".parse().unwrap()].into()),
         service: "red/web".into(),
+        check: Some(health_check()),
+    }
+}
+
+/// Returns a check of port 8080 by HTTP.
+pub fn health_check() -> HealthCheck {
+    HealthCheck {
+        port: 8080,
+        path: "/healthz".into(),
+        interval_ms: 5000,
+        rise: 2,
+        fall: 3,
     }
 }
 

@@ -10,6 +10,7 @@ use thuban_proto::transit::{self as proto, FrontBackend, FrontRow};
 use crate::clients;
 use crate::droplet::Underlay;
 use crate::fields::{self, InvalidRow, invalid};
+use crate::health_check::HealthCheck;
 use crate::service::{
     Backend, MAX_BACKENDS, MAX_PORTS, affinity, backend, number, protocol, service_address,
 };
@@ -25,6 +26,8 @@ pub struct Front {
     pub clients: Option<BTreeSet<IpNet>>,
     /// The service as `namespace/name`, told to who announces the address; empty: nobody is told.
     pub service: String,
+    /// The check that each droplet makes of its own backends; none: nothing is checked.
+    pub check: Option<HealthCheck>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +39,7 @@ pub struct FrontPort {
     pub affinity: u32,
     /// Backends of the front's family, at most [`MAX_BACKENDS`], each with its droplet.
     pub backends: BTreeMap<Backend, Underlay>,
-    /// Addresses of those of them that get no new connections, because their droplets are suspect.
+    /// Addresses of those of them that get no new connections, because their droplets are suspect or they fail their check.
     pub resting: BTreeSet<IpAddr>,
 }
 
@@ -60,6 +63,7 @@ impl TryFrom<FrontRow> for Front {
             ports,
             clients: clients::read(address, row.clients)?,
             service: row.service,
+            check: row.check.map(HealthCheck::try_from).transpose()?,
         })
     }
 }
@@ -94,6 +98,7 @@ impl From<&Front> for FrontRow {
             ports: row.ports.iter().map(proto::FrontPort::from).collect(),
             clients: clients::write(row.clients.as_ref()),
             service: row.service.clone(),
+            check: row.check.as_ref().map(Into::into),
         }
     }
 }
@@ -146,6 +151,10 @@ mod tests {
         );
         refused(&|row| row.ports[0].backends[0].droplet = vec![1], "droplet");
         refused(&|row| row.ports[0].resting = vec![vec![1]], "front.resting");
+        refused(
+            &|row| row.check = Some(proto::HealthCheck::default()),
+            "check.interval_ms",
+        );
         refused(
             &|row| row.ports = vec![row.ports[0].clone(); MAX_PORTS + 1],
             "front.ports",

@@ -144,6 +144,7 @@ impl World {
                 ports: ports.collect(),
                 clients: service.clients_of(*address),
                 service: service.reference(name),
+                check: None,
             });
             let (key, row) = (row.key(), PackedRow::new(&row));
             for droplet in self.droplets.keys() {

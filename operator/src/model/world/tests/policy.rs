@@ -806,8 +806,8 @@ impl Cluster {
         self.world.vni(&known.sample.vpc).unwrap()
     }
 
-    /// Whether the droplet lets a packet pass by a set, to or from a class, and whether the class says too little. None:
-    /// it doesn't know one of them.
+    /// Whether the droplet lets a packet pass by a set, to or from a class, and whether the class says too little. None: it
+    /// doesn't know one of them.
     fn judge(
         &self,
         droplet: &str,
