@@ -39,7 +39,8 @@ pub struct FrontPort {
     pub affinity: u32,
     /// Backends of the front's family, at most [`MAX_BACKENDS`], each with its droplet.
     pub backends: BTreeMap<Backend, Underlay>,
-    /// Addresses of those of them that get no new connections, because their droplets are suspect or they fail their check.
+    /// Addresses of those of them that get no new connections, because their droplets are suspect or they fail their
+    /// check.
     pub resting: BTreeSet<IpAddr>,
 }
 

@@ -57,9 +57,9 @@ use crate::socket::{self, ServerError};
 use crate::state::State;
 use crate::state::policies::Policies;
 use crate::tasks::{
-    dns_views, expire_connections, expire_policies, follow_routes, health_checks, host_endpoint, limit_pods,
-    node_port_lease, probe_members, reclaim, register, report_denials, report_loads, restore_rules,
-    shape_pods, subscribe, watch_uplink,
+    check_backends, dns_views, expire_connections, expire_policies, follow_routes, health_checks,
+    host_endpoint, limit_pods, node_port_lease, probe_members, reclaim, register, report_denials,
+    report_loads, restore_rules, shape_pods, subscribe, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -148,6 +148,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(report_denials::run(Arc::clone(&node)));
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(health_checks::run(Arc::clone(&node)));
+    tokio::spawn(check_backends::run(Arc::clone(&node)));
     tokio::spawn(expire_connections::run(Arc::clone(&node)));
     tokio::spawn(expire_policies::run(Arc::clone(&node)));
     tokio::spawn(reclaim::run(Arc::clone(&node)));

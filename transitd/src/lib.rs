@@ -5,6 +5,7 @@ pub mod askers;
 pub mod attachments;
 pub mod boot;
 pub mod boot_file;
+pub mod checks;
 pub mod cni;
 pub mod contact;
 pub mod daemon;

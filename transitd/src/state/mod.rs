@@ -236,6 +236,23 @@ impl State {
         }
     }
 
+    /// Whether the node's routes lead an address to a pod of the VPC.
+    pub fn has_attached(&self, vni: Vni, address: IpAddr) -> bool {
+        let is_it = |attachment: &Attachment| {
+            !attachment.is_host()
+                && attachment.vni == vni.get()
+                && attachment.addresses().any(|own| own == address)
+        };
+        // A fenced attachment carries nothing.
+        let is_carried = |attachment: &Attachment| {
+            let key = TableKey::Attachment(attachment.host_ifindex);
+            self.tables.get(&key).is_some()
+        };
+        let mut attached = self.attachments.values();
+        self.program.has_local(vni, address)
+            && attached.any(|attachment| is_it(attachment) && is_carried(attachment))
+    }
+
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {
         let mut result = Ok(());
         for (key, entry) in changes {

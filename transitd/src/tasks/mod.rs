@@ -3,6 +3,7 @@
 //!
 //! Tasks know the node. Only the daemon knows the tasks.
 
+pub mod check_backends;
 pub mod dns_views;
 pub mod expire_connections;
 pub mod expire_policies;
