@@ -34,6 +34,7 @@ pub mod run;
 mod runtime;
 mod service;
 mod shared_services;
+mod vip_members;
 mod vni_claim;
 mod vpc;
 mod wake;

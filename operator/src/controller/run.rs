@@ -29,7 +29,7 @@ use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
 use crate::controller::{
     attach, claim, cluster_network_policy, droplet, dropped, heartbeat_owners, network, network_policy,
-    observe, policy_state, role, service, vni_claim, vpc,
+    observe, policy_state, role, service, vip_members, vni_claim, vpc,
 };
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
@@ -139,6 +139,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
     tasks.spawn(heartbeat_owners::tend(context.clone()));
     tasks.spawn(dropped::tell(context.clone()));
+    tasks.spawn(vip_members::write(context.clone()));
     tasks.spawn(serve_when_adopted(context));
     start_hub(&hub, tasks);
     hub

@@ -5,6 +5,7 @@
 
 mod attachments;
 mod barrier;
+mod checks;
 mod denials;
 mod full;
 mod missing;
@@ -218,7 +219,8 @@ impl Hub {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has fronts lead new connections past suspect droplets, for as long as the process leads.
+    /// Has fronts lead new connections past suspect droplets, and past backends that fail their check, for as long as
+    /// the process leads.
     pub async fn leave_suspects_out(&self) {
         loop {
             sleep(LOOK_FOR_SUSPECTS).await;
@@ -238,6 +240,7 @@ impl Hub {
             .retain(|_, since| now.saturating_sub(*since) < TRUSTED_AFTER);
         let suspects = state.suspected.keys().cloned().collect();
         state.world.set_suspects(suspects);
+        state.world.follow_checks();
         self.send(state);
     }
 

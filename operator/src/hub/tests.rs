@@ -1,5 +1,6 @@
 //! Tests with droplets that are played by their streams: what they are sent, and what their answers cause.
 
+mod checks;
 mod denials;
 mod drops;
 mod full;

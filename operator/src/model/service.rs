@@ -8,8 +8,8 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
-use thuban_api::FRONT_CONDITION;
-use thuban_rows::MAX_CLIENTS;
+use thuban_api::{FRONT_CONDITION, HEALTH_CHECK_ANNOTATION};
+use thuban_rows::{HealthCheck, MAX_CLIENTS};
 
 /// Label of a slice: the name of its Service.
 pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
@@ -236,6 +236,13 @@ impl Service {
         } else {
             Vec::new()
         }
+    }
+
+    /// Returns the check of the backends of fronts. A wrong annotation is none: lbaasd says so.
+    pub fn health_check(&self) -> Option<HealthCheck> {
+        let text = self.annotations().get(HEALTH_CHECK_ANNOTATION)?;
+        let check = thuban_api::HealthCheck::of_annotation(text).ok()?;
+        Some((&check).into())
     }
 
     /// Returns the name of the Service's Endpoint: `<service>-<first 8 of its UID>`.

@@ -268,6 +268,7 @@ fn in_world(
     };
     let uid = service.uid().unwrap_or_default();
     let clients = service.clients();
+    let check = service.health_check().filter(|_| !fronts.is_empty());
     let service = world::Service {
         network: endpoint.spec.network.clone(),
         name: service.name_any(),
@@ -280,6 +281,7 @@ fn in_world(
         fronts: made.fronts,
         outside,
         clients,
+        check,
         homes: made.homes,
         hints: made.hints,
         health_port: service.health_port(),

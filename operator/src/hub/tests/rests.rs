@@ -57,6 +57,7 @@ pub(super) fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePor
         outside: Vec::new(),
         fronts: Vec::new(),
         clients: None,
+        check: None,
         homes,
         hints: BTreeMap::new(),
         health_port: None,

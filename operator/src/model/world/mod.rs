@@ -29,7 +29,7 @@ use services::Services;
 use shared::SharedRows;
 
 pub use roles::{Role, RoleId, RoleKind};
-pub use services::{AllHints, Hints, MAX_OWN_ADDRESSES, NodePort, RestId, Service};
+pub use services::{AllHints, Hints, MAX_OWN_ADDRESSES, NodePort, RestId, Service, VipMembers, VipName};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vpc {

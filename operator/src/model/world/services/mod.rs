@@ -5,6 +5,7 @@
 //! but a deleted service may still be in a cache when another one has its address. Changes of endpoints change no
 //! service here: the code that knows a service's backends sets the service again.
 
+mod checks;
 mod near;
 mod node_ports;
 mod reach;
@@ -16,8 +17,10 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::Vni;
-use thuban_rows::{ExposedPort, Port, ServiceName, Visible};
+use thuban_rows::{ExposedPort, HealthCheck, Port, ServiceName, Visible};
 
+use checks::Checks;
+pub use checks::{VipMembers, VipName};
 pub use near::{AllHints, Hints};
 use node_ports::NodePorts;
 pub use node_ports::{NodePort, RestId};
@@ -53,6 +56,8 @@ pub struct Service {
     pub fronts: Vec<(IpAddr, Vec<Port>)>,
     /// The clients that may send to the outside addresses; none: all.
     pub clients: Option<Clients>,
+    /// The check of the fronts' backends.
+    pub check: Option<HealthCheck>,
     /// The droplet of each backend of local ports and fronts.
     pub homes: BTreeMap<IpAddr, String>,
     /// The places that its ready backends are for; none if they serve all alike.
@@ -129,6 +134,7 @@ pub(super) struct Services {
     without_fronts: BTreeSet<String>,
     /// Droplets whose backends fronts leave out.
     suspects: BTreeSet<String>,
+    checks: Checks,
 }
 
 impl Services {
@@ -266,7 +272,9 @@ impl World {
                 }
             }
             self.touch_own_addresses(service);
+            self.services.checks.note_members(name, service);
         }
+        self.services.checks.retain(name, old.as_ref(), service.as_ref());
         if let Some(service) = service {
             self.services.note(name, service);
         }
@@ -540,8 +548,13 @@ impl World {
             let service = self.service(name).filter(|service| !service.fronts.is_empty());
             service.is_some_and(|service| service.homes.values().any(|home| changed.contains(home)))
         });
-        let concerned: Vec<_> = concerned.cloned().map(Owner::Service).collect();
-        self.dirty.extend(concerned);
+        let concerned: Vec<EndpointName> = concerned.cloned().collect();
+        for name in &concerned {
+            if let Some(service) = self.services.all.get(name) {
+                self.services.checks.note_members(name, service);
+            }
+        }
+        self.dirty.extend(concerned.into_iter().map(Owner::Service));
         self.services.suspects = suspects;
     }
 

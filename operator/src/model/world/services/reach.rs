@@ -110,8 +110,8 @@ impl World {
         }
     }
 
-    /// Adds the rows by which all droplets take packets for a service's fronts. Backends on suspect droplets rest,
-    /// unless there are no others.
+    /// Adds the rows by which all droplets take packets for a service's fronts. Backends on suspect droplets and those
+    /// that fail their check rest, unless there are no others.
     fn front(&self, name: &EndpointName, service: &Service, vni: Vni, made: &mut Rows) {
         for (address, ports) in &service.fronts {
             if !self.is_held_by(name, *address) {
@@ -121,13 +121,14 @@ impl World {
                 let droplet = self.droplets.get(service.home(backend)?)?;
                 Some((*backend, Underlay(*droplet)))
             };
-            let is_suspect = |backend: &Backend| {
+            let is_to_rest = |backend: &Backend| {
                 let home = service.home(backend);
                 home.is_some_and(|home| self.services.suspects.contains(home))
+                    || self.services.checks.fails(name, backend.address)
             };
             let ports = ports.iter().map(|port| {
                 let backends: BTreeMap<Backend, Underlay> = port.backends.iter().filter_map(home).collect();
-                let resting = backends.keys().filter(|backend| is_suspect(backend));
+                let resting = backends.keys().filter(|backend| is_to_rest(backend));
                 let resting: BTreeSet<IpAddr> = resting.map(|backend| backend.address).collect();
                 let has_others = backends.keys().any(|backend| !resting.contains(&backend.address));
                 FrontPort {
@@ -144,7 +145,7 @@ impl World {
                 ports: ports.collect(),
                 clients: service.clients_of(*address),
                 service: service.reference(name),
-                check: None,
+                check: service.check.clone(),
             });
             let (key, row) = (row.key(), PackedRow::new(&row));
             for droplet in self.droplets.keys() {

@@ -46,6 +46,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         outside: Vec::new(),
         fronts: Vec::new(),
         clients: None,
+        check: None,
         homes: BTreeMap::new(),
         hints: BTreeMap::new(),
         health_port: None,

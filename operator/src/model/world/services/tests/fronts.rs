@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
-use thuban_rows::builders::vni;
-use thuban_rows::{Front, Row};
+use thuban_api::{MAX_VIP_MEMBERS, MemberState};
+use thuban_rows::builders::{health_check, vni};
+use thuban_rows::{Backend, Front, Row};
 
 use super::super::super::tests::droplet_address;
 use crate::model::service::Clients;
@@ -89,6 +90,143 @@ fn backends_on_suspect_droplets_rest_if_there_are_others() {
     assert_eq!(resting(&["d2", "d3"]), (Vec::new(), 5));
     assert_eq!(resting(&["d3"]), (vec![third], 5));
     assert_eq!(resting(&[]), (Vec::new(), 5));
+}
+
+/// Returns the service of [`fronted`] with a check.
+fn checked() -> Service {
+    Service {
+        check: Some(health_check()),
+        ..fronted("1")
+    }
+}
+
+/// Has a droplet say of 10.0.0.x whether it fails.
+fn say(world: &mut World, droplet: &str, last: u8, fails: bool) {
+    let why = fails.then(|| "the pod refuses the connection".to_owned());
+    world.note_check(droplet, (vni(8), FRONT), IpAddr::from([10, 0, 0, last]), why);
+}
+
+/// Returns the backends that rest, and how many droplets were told so.
+fn resting(world: &mut World) -> (Vec<String>, usize) {
+    world.follow_checks();
+    let deltas = world.flush().len();
+    let port = told(world, 4, 8).unwrap().ports.remove(0);
+    assert_eq!(port.backends.len(), 2, "droplets go on checking them");
+    (port.resting.iter().map(ToString::to_string).collect(), deltas)
+}
+
+#[test]
+fn backends_that_fail_their_check_rest_if_there_are_others() {
+    let mut world = shared();
+    world.set_service(&name("s"), Some(checked()));
+    world.flush();
+    assert_eq!(told(&world, 0, 8).unwrap().check, Some(health_check()));
+    let [second, third] = ["10.0.0.20", "10.0.0.30"].map(str::to_owned);
+    say(&mut world, "d2", 20, true);
+    assert!(world.flush().is_empty(), "rows follow in their own time");
+    assert_eq!(resting(&mut world), (vec![second.clone()], 5));
+    say(&mut world, "d2", 20, true);
+    assert_eq!(resting(&mut world).1, 0, "nothing new");
+    say(&mut world, "d3", 30, true);
+    assert_eq!(resting(&mut world), (Vec::new(), 5), "all fail");
+    say(&mut world, "d2", 20, false);
+    assert_eq!(resting(&mut world), (vec![third.clone()], 5));
+    // With a backend on a suspect droplet nobody is left.
+    world.set_suspects(["d2".to_owned()].into());
+    assert_eq!(resting(&mut world), (Vec::new(), 5));
+    world.set_suspects(BTreeSet::new());
+    assert_eq!(resting(&mut world), (vec![third], 5));
+    world.set_service(&name("s"), Some(fronted("1")));
+    assert_eq!(resting(&mut world).0, [""; 0], "nothing is checked any more");
+    world.set_service(&name("s"), Some(checked()));
+    assert_eq!(resting(&mut world).0, [""; 0], "nothing is known yet");
+}
+
+#[test]
+fn a_droplet_is_heard_of_its_own_backends_alone() {
+    let mut world = shared();
+    world.set_service(&name("s"), Some(checked()));
+    world.flush();
+    say(&mut world, "d3", 20, true);
+    say(&mut world, "d2", 40, true);
+    let backend = IpAddr::from([10, 0, 0, 20]);
+    for front in [(vni(7), FRONT), (vni(8), backend)] {
+        world.note_check("d2", front, backend, Some("forged".to_owned()));
+    }
+    assert_eq!(resting(&mut world), (Vec::new(), 0));
+    say(&mut world, "d2", 20, true);
+    assert_eq!(resting(&mut world).0, ["10.0.0.20"]);
+    // The backend moves to another droplet, which has said nothing of it.
+    let mut moved = checked();
+    moved.homes.insert(backend, "d3".into());
+    world.set_service(&name("s"), Some(moved));
+    assert_eq!(resting(&mut world).0, [""; 0]);
+}
+
+#[test]
+fn a_vip_says_why_members_get_no_connections() {
+    let mut world = shared();
+    let taken = |world: &mut World| {
+        world.follow_checks();
+        let mut taken = world.take_unwritten_members(9);
+        assert!(taken.len() <= 1);
+        taken.pop().map(|(of, members)| {
+            assert_eq!(of, ("ns".to_owned(), "web".to_owned()));
+            members
+        })
+    };
+    world.set_service(&name("s"), Some(checked()));
+    let members = taken(&mut world).unwrap();
+    assert_eq!((members.count, members.failing, members.listed.len()), (2, 0, 2));
+    assert_eq!(taken(&mut world), None, "nothing is news");
+    say(&mut world, "d3", 30, true);
+    world.set_suspects(["d2".to_owned()].into());
+    let members = taken(&mut world).unwrap();
+    assert_eq!((members.count, members.failing), (2, 1));
+    let [failing, suspect] = &members.listed[..] else {
+        panic!("{members:?}");
+    };
+    assert_eq!(
+        (failing.address.as_str(), failing.state),
+        ("10.0.0.30", MemberState::Failing)
+    );
+    assert_eq!(
+        (failing.droplet.as_str(), failing.why.as_str()),
+        ("d3", "the pod refuses the connection")
+    );
+    assert_eq!(
+        (suspect.address.as_str(), suspect.state),
+        ("10.0.0.20", MemberState::Suspect)
+    );
+    world.set_service(&name("s"), None);
+    assert_eq!(taken(&mut world).unwrap().count, 0, "the Service is gone");
+}
+
+#[test]
+fn a_vip_lists_the_members_that_fail_first() {
+    let mut world = shared();
+    let mut large = checked();
+    let addresses = (1..=100_u8).map(|last| IpAddr::from([10, 0, 0, last]));
+    let port = &mut large.fronts[0].1[0];
+    let number = port.backends.iter().next().unwrap().port;
+    port.backends = addresses
+        .clone()
+        .map(|address| Backend {
+            address,
+            port: number,
+        })
+        .collect();
+    large.homes = addresses.map(|address| (address, "d2".to_owned())).collect();
+    world.set_service(&name("s"), Some(large));
+    for last in 81..=100 {
+        say(&mut world, "d2", last, true);
+    }
+    world.follow_checks();
+    let (_, members) = world.take_unwritten_members(1).remove(0);
+    assert_eq!((members.count, members.failing), (100, 20));
+    assert_eq!(members.listed.len(), MAX_VIP_MEMBERS);
+    let is_failing = |member: &&thuban_api::VipMember| member.state == MemberState::Failing;
+    assert_eq!(members.listed.iter().take_while(is_failing).count(), 20);
 }
 
 #[test]

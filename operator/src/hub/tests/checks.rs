@@ -1,0 +1,102 @@
+//! Tests of what droplets say of the backends that they check: how soon rows follow, and in which words Vips say it.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
+
+use thuban_proto::transit::{CheckFailure, CheckState, Checked, Checks, FrontRow, OperatorMessage, row};
+use thuban_rows::Kinds;
+use thuban_rows::builders::health_check;
+use tokio::sync::mpsc::UnboundedReceiver;
+
+use super::rests::service;
+use super::{VNI, hub, mapped, received};
+use crate::hub::Hub;
+use crate::model::world::Service;
+
+const FRONT: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
+
+/// Returns a service with a backend 10.9.0.x on each droplet, and a front with a check.
+fn fronted() -> Service {
+    let service = service("web", 9, None);
+    Service {
+        fronts: vec![(FRONT, service.tables[0].1.clone())],
+        check: Some(health_check()),
+        ..service
+    }
+}
+
+fn checked(last: u8, failure: Option<CheckFailure>) -> Checked {
+    let state = if failure.is_some() {
+        CheckState::Failing
+    } else {
+        CheckState::Passing
+    };
+    Checked {
+        vni: VNI.get(),
+        front: mapped(FRONT).to_vec(),
+        backend: mapped(Ipv4Addr::new(10, 9, 0, last)).to_vec(),
+        state: state.into(),
+        failure: failure.unwrap_or_default().into(),
+        status: 503,
+    }
+}
+
+fn say(hub: &Hub, droplet: &str, checked: Vec<Checked>) {
+    hub.note_checks(droplet, &Checks { checked });
+}
+
+/// Returns the numbers of resting backends in each row of the front that waits on the stream.
+fn fronts(stream: &mut UnboundedReceiver<OperatorMessage>) -> Vec<usize> {
+    let programs = received(stream).into_iter();
+    let rows = programs.flat_map(|program| program.upserts);
+    let fronts = rows.filter_map(|row| match row.row {
+        Some(row::Row::Front(FrontRow { ports, .. })) => Some(ports[0].resting.len()),
+        _ => None,
+    });
+    fronts.collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_follow_checks_all_at_once() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
+    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
+    assert_eq!(fronts(&mut stream), [0]);
+    for _ in 0..10 {
+        say(&hub, "a", vec![checked(1, Some(CheckFailure::Refused))]);
+        say(&hub, "a", vec![checked(1, None)]);
+        say(&hub, "b", vec![checked(2, Some(CheckFailure::Timeout))]);
+    }
+    assert_eq!(fronts(&mut stream), [0; 0]);
+    hub.look_for_suspects();
+    assert_eq!(fronts(&mut stream), [1]);
+    hub.look_for_suspects();
+    assert_eq!(fronts(&mut stream), [0; 0]);
+    let unknown = Checked {
+        state: CheckState::Unspecified.into(),
+        ..checked(2, None)
+    };
+    say(&hub, "b", vec![unknown]);
+    hub.look_for_suspects();
+    assert_eq!(fronts(&mut stream), [0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_hears_droplets_before_it_serves() {
+    let (hub, _woken) = hub();
+    hub.hold_back(Duration::ZERO);
+    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
+    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
+    say(&hub, "a", vec![checked(1, Some(CheckFailure::Status))]);
+    hub.look_for_suspects();
+    assert!(hub.take_members().is_empty(), "other droplets are still to say");
+    hub.serve();
+    assert_eq!(fronts(&mut stream), [1], "no connection goes there for a moment");
+    let (name, members) = hub.take_members().remove(0);
+    assert_eq!(name, ("ns".to_owned(), "web".to_owned()));
+    assert_eq!((members.count, members.failing), (3, 1));
+    assert_eq!(members.listed[0].why, "the answer has the status 503");
+    hub.give_members_back(name);
+    assert_eq!(hub.take_members().len(), 1);
+    assert_eq!(hub.take_members().len(), 0);
+}
