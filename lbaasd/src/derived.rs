@@ -12,8 +12,8 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::{
-    ConditionStatus, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip, VipMode, VipPort, VipProfile,
-    VipProfileSpec, VipProtocol,
+    ConditionStatus, HEALTH_CHECK_ANNOTATION, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip, VipMode,
+    VipPort, VipProfile, VipProfileSpec, VipProtocol,
 };
 use tracing::info;
 
@@ -218,6 +218,12 @@ fn annotate(vip: &Vip, source: &Service, is_private: bool, annotations: &mut BTr
     set(
         NETWORK_ANNOTATION,
         source.annotations().get(NETWORK_ANNOTATION).cloned(),
+    );
+    let check = vip.spec.health_check.as_ref();
+    // A check is numbers and texts, which JSON can say.
+    set(
+        HEALTH_CHECK_ANNOTATION,
+        check.and_then(|check| serde_json::to_string(check).ok()),
     );
     if is_private {
         let addresses = addresses(vip).join(", ");

@@ -17,7 +17,7 @@ pub use thuban_api::{
     IP_POOL_ANNOTATION as POOL_ANNOTATION, LOAD_BALANCER_IPS_ANNOTATION as ADDRESSES_ANNOTATION,
     LOAD_BALANCER_MODE_ANNOTATION as MODE_ANNOTATION,
 };
-use thuban_api::{FRONT_CONDITION, IpFamily, Vip, VipDns, VipSpec};
+use thuban_api::{FRONT_CONDITION, HEALTH_CHECK_ANNOTATION, HealthCheck, IpFamily, Vip, VipDns, VipSpec};
 use tracing::{info, warn};
 
 use crate::CLASS;
@@ -129,6 +129,7 @@ pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, St
     let drain = annotation(DRAIN_ANNOTATION).map_or(Ok(0), str::parse);
     let drain = drain.ok().filter(|drain| *drain <= LONGEST_DRAIN);
     let drain = drain.ok_or_else(|| format!("{DRAIN_ANNOTATION}: it must be 0 to {LONGEST_DRAIN}"))?;
+    let health_check = health_check(service)?;
     let families = spec.ip_families.iter().flatten();
     let family = |name: &String| match name.as_str() {
         "IPv4" => Some(IpFamily::V4),
@@ -142,8 +143,26 @@ pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, St
         requested_ips: asked.iter().map(ToString::to_string).collect(),
         dns,
         drain_seconds: drain,
+        health_check,
         ..VipSpec::default()
     }))
+}
+
+/// Returns the check that a Service's annotation asks for; an error says what is wrong.
+fn health_check(service: &Service) -> Result<Option<HealthCheck>, String> {
+    let Some(text) = service.annotations().get(HEALTH_CHECK_ANNOTATION) else {
+        return Ok(None);
+    };
+    let mode = service.annotations().get(MODE_ANNOTATION);
+    if mode.is_some_and(|mode| mode != DSR) {
+        return Err(format!(
+            "{HEALTH_CHECK_ANNOTATION}: it has no effect with {MODE_ANNOTATION} other than {DSR}"
+        ));
+    }
+    let check = HealthCheck::of_annotation(text);
+    check
+        .map(Some)
+        .map_err(|error| format!("{HEALTH_CHECK_ANNOTATION}: {error}"))
 }
 
 /// Whether a text is a name as `spec.dns.name` of a Vip must be.
@@ -201,6 +220,7 @@ pub fn step(service: &Service, wanted: Option<VipSpec>, vip: Option<&Vip>) -> St
                     ..dns
                 }),
                 drain_seconds: spec.drain_seconds,
+                health_check: spec.health_check,
                 ..vip.spec.clone()
             };
             if changed == vip.spec {

@@ -148,6 +148,7 @@ pub enum Outcome {
 pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp) -> bool {
     let generation = vip.metadata.generation;
     let families = vip.spec.ip_families.clone();
+    let is_checked = vip.spec.health_check.is_some();
     let status = vip.status.get_or_insert_with(VipStatus::default);
     let before = status.clone();
     status.observed_generation = generation;
@@ -203,8 +204,34 @@ pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp
             say(&mut status.conditions, kind, said, generation, now);
         }
     }
+    if is_checked {
+        let said = healthy(status);
+        say(&mut status.conditions, "Healthy", said, generation, now);
+    } else {
+        status.conditions.retain(|condition| condition.kind != "Healthy");
+    }
     sum_up(vip, now);
     vip.status.as_ref() != Some(&before)
+}
+
+/// Returns what the condition `Healthy` says, by the members that the operator has written.
+fn healthy(status: &VipStatus) -> (ConditionStatus, String, String) {
+    let (count, failing) = (status.member_count, status.failing_members);
+    let (is_healthy, reason, message) = if count == 0 {
+        let message = "no backend is checked: none is ready, or nodes' own stacks serve the addresses";
+        (ConditionStatus::False, "NoMembers", message.to_owned())
+    } else if failing == 0 {
+        let message = "no member is known to fail the check";
+        (ConditionStatus::True, "Passing", message.to_owned())
+    } else if failing == count {
+        let message =
+            format!("all {count} members fail the check; so all get new connections: look at status.members");
+        (ConditionStatus::False, "AllMembersFail", message)
+    } else {
+        let message = format!("{failing} of {count} members fail the check: look at status.members");
+        (ConditionStatus::False, "MembersFail", message)
+    };
+    (is_healthy, reason.to_owned(), message)
 }
 
 /// Sets what follows from the rest of a Vip's status: the number of nodes, and the condition `Ready`, which has the

@@ -10,7 +10,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use thuban_api::condition::find;
-use thuban_api::{ConditionStatus, Droplet, Vip};
+use thuban_api::{ConditionStatus, Droplet, MemberState, Vip};
 
 use super::CtlError;
 use super::table::table;
@@ -26,12 +26,17 @@ pub struct Member {
     address: String,
     node: String,
     ready: bool,
+    /// It fails the Vip's check.
+    failing: bool,
     /// Why the backend is not ready, or not reached.
     why: String,
 }
 
 /// What keeps a node's backends from being reached, by the nodes' names.
 type Faults = BTreeMap<String, String>;
+
+/// Why backends fail the Vip's check, by their addresses.
+type Failures = BTreeMap<String, String>;
 
 pub async fn of(client: &Client, vip: &Vip) -> Result<Vec<Member>, CtlError> {
     let namespace = vip.namespace().unwrap_or_default();
@@ -43,7 +48,15 @@ pub async fn of(client: &Client, vip: &Vip) -> Result<Vec<Member>, CtlError> {
     let droplets = readable::<Droplet>(client).await;
     let mut faults: Faults = droplets.iter().filter_map(droplet_fault).collect();
     faults.extend(nodes.iter().filter_map(node_fault));
-    Ok(members(&slices.items, &faults))
+    Ok(members(&slices.items, &faults, &failures(vip)))
+}
+
+fn failures(vip: &Vip) -> Failures {
+    let members = vip.status.iter().flat_map(|status| &status.members);
+    let failing = members.filter(|member| member.state == MemberState::Failing);
+    failing
+        .map(|member| (member.address.clone(), member.why.clone()))
+        .collect()
 }
 
 async fn readable<K>(client: &Client) -> Vec<K>
@@ -76,12 +89,12 @@ fn droplet_fault(droplet: &Droplet) -> Option<(String, String)> {
     })
 }
 
-fn members(slices: &[EndpointSlice], faults: &Faults) -> Vec<Member> {
+fn members(slices: &[EndpointSlice], faults: &Faults, failures: &Failures) -> Vec<Member> {
     let mut members: Vec<Member> = slices
         .iter()
         .flat_map(|slice| slice.endpoints.iter().flatten())
         .flat_map(|endpoint| {
-            let address = |address: &String| member(endpoint, address, faults);
+            let address = |address: &String| member(endpoint, address, faults, failures);
             endpoint.addresses.iter().map(address)
         })
         .collect();
@@ -90,14 +103,17 @@ fn members(slices: &[EndpointSlice], faults: &Faults) -> Vec<Member> {
     members
 }
 
-fn member(endpoint: &Endpoint, address: &str, faults: &Faults) -> Member {
+fn member(endpoint: &Endpoint, address: &str, faults: &Faults, failures: &Failures) -> Member {
     let node = endpoint.node_name.clone().unwrap_or_default();
     let conditions = endpoint.conditions.clone().unwrap_or_default();
     let is_ready = conditions.ready.unwrap_or(true);
+    let failure = failures.get(address).filter(|_| is_ready);
     let why = if conditions.terminating == Some(true) {
         "it is terminating".to_owned()
     } else if let Some(fault) = faults.get(&node) {
         fault.clone()
+    } else if let Some(failure) = failure {
+        format!("its check: {failure}")
     } else if is_ready {
         String::new()
     } else {
@@ -112,13 +128,18 @@ fn member(endpoint: &Endpoint, address: &str, faults: &Faults) -> Member {
         address: address.to_owned(),
         node,
         ready: is_ready,
+        failing: failure.is_some(),
         why,
     }
 }
 
 pub fn table_of(members: &[Member]) -> String {
     let row = |member: &Member| {
-        let state = if member.ready { "ready" } else { "not ready" };
+        let state = match (member.ready, member.failing) {
+            (_, true) => "failing",
+            (true, false) => "ready",
+            (false, false) => "not ready",
+        };
         let [name, address, node, why] =
             [&member.name, &member.address, &member.node, &member.why].map(Clone::clone);
         [name, address, node, state.to_owned(), why]
@@ -133,7 +154,7 @@ pub fn table_of(members: &[Member]) -> String {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{Faults, droplet_fault, members, node_fault, table_of};
+    use super::{Faults, droplet_fault, failures, members, node_fault, table_of};
 
     fn endpoint(name: &str, address: &str, node: &str, conditions: &Value) -> Value {
         json!({"addresses": [address], "nodeName": node, "conditions": conditions,
@@ -161,10 +182,18 @@ mod tests {
             endpoint("web-3", "10.0.0.3", "node-a", &terminating),
             endpoint("web-4", "10.0.0.4", "node-b", &unready),
             endpoint("web-5", "10.0.0.5", "node-c", &ready),
+            endpoint("web-6", "10.0.0.6", "node-a", &ready),
         ]});
+        let vip = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip", "metadata": {"name": "shop"},
+        "spec": {"service": "web"}, "status": {"members": [
+            {"endpoint": "web-6", "address": "10.0.0.6", "droplet": "node-a", "state": "Failing",
+                "why": "the pod refuses the connection"},
+            {"endpoint": "web-1", "address": "10.0.0.1", "droplet": "node-a", "state": "Ready"},
+        ]}});
+        let failures = failures(&serde_json::from_value(vip).unwrap());
         // A change of the slices may show an endpoint twice.
         let slices = [slice.clone(), slice].map(|slice| serde_json::from_value(slice).unwrap());
-        let members = members(&slices, &faults);
+        let members = members(&slices, &faults, &failures);
         let said: Vec<(bool, &str)> = members
             .iter()
             .map(|member| (member.ready, member.why.as_str()))
@@ -177,9 +206,11 @@ mod tests {
                 (false, "it is terminating"),
                 (false, "the node is not ready"),
                 (true, "the node's droplet: not connected"),
+                (true, "its check: the pod refuses the connection"),
             ]
         );
         let table = table_of(&members);
         assert!(table.lines().nth(1).unwrap().ends_with("ready"), "{table}");
+        assert!(table.lines().nth(6).unwrap().contains("failing"), "{table}");
     }
 }

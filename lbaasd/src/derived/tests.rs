@@ -124,6 +124,13 @@ fn a_service_follows_and_is_written_once() {
     let moved = again(&json!({}), &elsewhere, &has);
     assert_ne!(moved, has);
     assert_eq!(again(&json!({}), &web(), &moved), has, "no trace of the network");
+    let check = json!({"healthCheck": {"type": "HTTP", "port": 8080, "path": "/ready"}});
+    let checked = again(&check, &web(), &has);
+    let text = &checked.metadata.annotations.as_ref().unwrap()["thuban.dev/health-check"];
+    let told = thuban_api::HealthCheck::of_annotation(text).unwrap();
+    assert_eq!(told.get_path(), Some("/ready"));
+    assert_eq!(again(&check, &web(), &checked), checked);
+    assert_eq!(again(&json!({}), &web(), &checked), has, "no trace of the check");
     // Somebody edits it.
     let mut edited = has.clone();
     edited.spec.as_mut().unwrap().load_balancer_class = None;

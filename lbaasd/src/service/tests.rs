@@ -63,6 +63,25 @@ fn annotations_choose_pool_and_addresses() {
 }
 
 #[test]
+fn an_annotation_asks_for_a_health_check() {
+    let with = |annotations: &Value| {
+        let mut service = balanced();
+        service.metadata.annotations = serde_json::from_value(annotations.clone()).unwrap();
+        wanted(&service, false)
+    };
+    let annotation = "thuban.dev/health-check";
+    let http = r#"{"type": "HTTP", "port": 8080}"#;
+    let checked = with(&json!({annotation: http})).unwrap().unwrap();
+    assert_eq!(checked.health_check.as_ref().unwrap().get_path(), Some("/"));
+    let step = step(&balanced(), Some(checked.clone()), Some(&vip(spec(), "s1")));
+    assert_eq!(step, Step::Change(checked));
+    let wrong = with(&json!({annotation: r#"{"port": 0}"#})).unwrap_err();
+    assert_eq!(wrong, "thuban.dev/health-check: port must be 1 to 65535");
+    let useless = json!({annotation: http, "thuban.dev/load-balancer-mode": "Node"});
+    assert!(with(&useless).unwrap_err().contains("has no effect"));
+}
+
+#[test]
 fn a_vip_is_made_changed_and_deleted_as_its_service_wants() {
     let balanced = balanced();
     let step = |wanted: Option<VipSpec>, vip: Option<&Vip>| super::step(&balanced, wanted, vip);

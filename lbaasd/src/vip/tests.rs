@@ -90,6 +90,31 @@ fn a_cidrd_that_is_away_takes_no_address() {
 }
 
 #[test]
+fn healthy_follows_from_the_members() {
+    let said = |check: &Value, count: u32, failing: u32| {
+        let old = json!({"type": "Healthy", "status": "True", "reason": "Passing", "message": "",
+            "lastTransitionTime": ""});
+        let mut vip = vip(&json!({"memberCount": count, "failingMembers": failing, "conditions": [old]}));
+        vip.spec.health_check = serde_json::from_value(check.clone()).unwrap();
+        describe(&mut vip, valid(), &Outcome::Away, Timestamp::now());
+        let status = vip.status.unwrap();
+        assert_eq!(
+            (status.member_count, status.failing_members),
+            (count, failing),
+            "the operator's"
+        );
+        find(&status.conditions, "Healthy").map(|condition| (condition.status, condition.reason.clone()))
+    };
+    let check = json!({"port": 8080});
+    let of = |count, failing| said(&check, count, failing).unwrap();
+    assert_eq!(of(3, 0), (ConditionStatus::True, "Passing".to_owned()));
+    assert_eq!(of(3, 1), (ConditionStatus::False, "MembersFail".to_owned()));
+    assert_eq!(of(3, 3), (ConditionStatus::False, "AllMembersFail".to_owned()));
+    assert_eq!(of(0, 0), (ConditionStatus::False, "NoMembers".to_owned()));
+    assert_eq!(said(&Value::Null, 3, 0), None);
+}
+
+#[test]
 fn ready_has_the_reason_of_what_is_first_untrue() {
     let judged = |kinds: &[(&str, &str, &str)], dns: &Value| {
         let condition = |(kind, status, reason): &(&str, &str, &str)| json!({"type": kind, "status": status, "reason": reason, "message": "so", "lastTransitionTime": ""});
