@@ -179,6 +179,7 @@ pub fn check(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<
         Ok(answers(router, SocketAddr::new(address, 80)).is_ok())
     })?;
 
+    follows_checks(cluster, router, backends, SocketAddr::new(address, 80))?;
     refused_by_the_api_server(cluster, backends);
     refusals(cluster, backends)?;
     shown(cluster, backends)?;
@@ -250,6 +251,62 @@ fn private(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<()
         "gone",
     )?;
     delete(cluster, &["ippool", "inside"])
+}
+
+/// Has backends fail the check of the Vip: first all but one, then all.
+fn follows_checks(cluster: &Cluster, router: &Router, backends: &Backends, server: SocketAddr) -> Result<()> {
+    let namespace = backends.namespace;
+    let check = |check: Value| {
+        let patch = json!({"spec": {"healthCheck": check}}).to_string();
+        cluster.kubectl(&[
+            "patch",
+            "vip",
+            "-n",
+            namespace,
+            "shop",
+            "--type=merge",
+            "-p",
+            &patch,
+        ])
+    };
+    let wait_for = |reason: &str, failing: usize| {
+        let mut last = Value::Null;
+        cluster
+            .wait_for(reason, SOON, || {
+                last = backends.get(cluster, "vip", "shop")?;
+                let healthy = condition(&last, "Healthy");
+                Ok(
+                    last["status"]["failingMembers"].as_u64().unwrap_or_default() == failing as u64
+                        && healthy.is_some_and(|healthy| healthy["reason"] == *reason),
+                )
+            })
+            .with_context(|| format!("{last:#}"))
+    };
+    let serving = backends.pods.first().context("a pod")?;
+    let serve = "/agnhost netexec --http-port=9090 --udp-port=9091 >/dev/null 2>&1 &";
+    cluster.kubectl(&["exec", "-n", namespace, serving, "--", "sh", "-c", serve])?;
+    check(json!({"port": 9090, "intervalMs": 1000, "rise": 1, "fall": 1}))?;
+    wait_for("MembersFail", backends.pods.len() - 1)?;
+    cluster.wait_for("answers of the backend that passes alone", SOON, || {
+        Ok(answers(router, server)? == BTreeSet::from([serving.clone()]))
+    })?;
+    let members = says(cluster, &format!("members {namespace}/shop"), "failing")?;
+    assert!(members.contains("the pod refuses the connection"), "{members}");
+    let unready = "/echo?msg=no&code=503";
+    check(json!({"type": "HTTP", "port": PORT, "path": unready, "intervalMs": 1000, "rise": 1, "fall": 1}))?;
+    wait_for("AllMembersFail", backends.pods.len())?;
+    assert!(answers(router, server).is_ok(), "the last backends stay");
+    check(
+        json!({"type": "HTTP", "port": PORT, "path": "/hostname", "intervalMs": 1000, "rise": 1, "fall": 1}),
+    )?;
+    wait_for("Passing", 0)?;
+    check(Value::Null)?;
+    cluster.wait_for("the end of the check", SOON, || {
+        let vip = backends.get(cluster, "vip", "shop")?;
+        let service = backends.get(cluster, "service", "shop")?;
+        let annotation = &service["metadata"]["annotations"]["thuban.dev/health-check"];
+        Ok(condition(&vip, "Healthy").is_none() && annotation.is_null())
+    })
 }
 
 /// What one Vip can say about itself, the API server refuses.
