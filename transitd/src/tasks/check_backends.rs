@@ -14,7 +14,7 @@ use thuban_proto::transit::{Checks, droplet_message::Message};
 use thuban_rows::HealthCheck;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, MissedTickBehavior, interval, interval_at};
-use tracing::{info, warn};
+use tracing::{debug, warn};
 
 use crate::checks::probe::probe;
 use crate::checks::{BackendState, CheckKey, Judge, checked, choose, news, wanted};
@@ -123,7 +123,8 @@ async fn keep_checking(node: Arc<Node>, key: CheckKey, check: HealthCheck, state
         }
         let result = probe(backend, &check.path, period.min(MAX_TIME)).await;
         if let Some(state) = judge.note(result, &check) {
-            info!(vni = key.vni.get(), front = %key.front, %backend, ?state, "a backend's check");
+            // Tenants decide how often that is.
+            debug!(vni = key.vni.get(), front = %key.front, %backend, ?state, "a backend's check");
             lock(&states).insert(key, state);
         }
     }

@@ -21,6 +21,7 @@ mod endpoints;
 mod files;
 mod flow;
 mod gc;
+mod health_checks;
 mod hooks;
 mod host;
 mod killed;

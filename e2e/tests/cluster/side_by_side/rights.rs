@@ -47,6 +47,8 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "servicecidrs.networking.k8s.io []: list watch",
         "services []: list watch",
         "tokenreviews.authentication.k8s.io []: create",
+        "vips.thuban.dev []: get",
+        "vips.thuban.dev/status []: patch",
         "vniclaims.thuban.dev []: create delete list watch",
         "vpcs.thuban.dev []: create get list patch update watch",
         "vpcs.thuban.dev/finalizers []: update",
