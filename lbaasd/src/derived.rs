@@ -12,8 +12,8 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::{
-    ConditionStatus, HEALTH_CHECK_ANNOTATION, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip, VipMode,
-    VipPort, VipProfile, VipProfileSpec, VipProtocol,
+    ConditionStatus, HEALTH_CHECK_ANNOTATION, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip,
+    VipMode, VipPort, VipProfile, VipProfileSpec, VipProtocol,
 };
 use tracing::info;
 

@@ -83,14 +83,12 @@ fn note(name: &str, holder: Holder) -> String {
         let places = places.join(" or a ");
         return format!("{name} has no effect at a {place}: it belongs at a {places}");
     }
-    match nearest(name, holder) {
-        Some(known) => format!("{name} is not known and has no effect; did you mean {known}?"),
-        None => {
-            let all: Vec<&str> = known(holder).collect();
-            let all = all.join(", ");
-            format!("{name} is not known and has no effect: a {place} may have {all}")
-        }
+    if let Some(known) = nearest(name, holder) {
+        return format!("{name} is not known and has no effect; did you mean {known}?");
     }
+    let all: Vec<&str> = known(holder).collect();
+    let all = all.join(", ");
+    format!("{name} is not known and has no effect: a {place} may have {all}")
 }
 
 /// Returns the annotation that is probably meant: at most every third letter of it is wrong.

@@ -133,7 +133,7 @@ mod tests {
             b"",
             b"HTTP/1.1 2",
             b"HTTP/1.1 +20 OK\r\n",
-            &[b'x'; 1 << 16],
+            &vec![b'x'; 1 << 16],
         ] {
             assert_eq!(asked(answer).await, Err(Failure::NoHttp));
         }

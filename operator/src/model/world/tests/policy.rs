@@ -6,7 +6,9 @@ use std::sync::Arc;
 use fastrand::Rng;
 use serde_json::{Value, json};
 use thuban_api::identifiers::Vni;
-use thuban_rows::{Class, Kept, Kind, LocalEndpoint, PolicyAction, PolicyId, PolicyRule, PolicySet};
+use thuban_rows::{
+    Class, Kept, Kind, LocalEndpoint, PolicyAction, PolicyId, PolicyPorts, PolicyRule, PolicySet,
+};
 
 use super::super::EndpointName;
 use super::*;
@@ -806,8 +808,8 @@ impl Cluster {
         self.world.vni(&known.sample.vpc).unwrap()
     }
 
-    /// Whether the droplet lets a packet pass by a set, to or from a class, and whether the class says too little. None: it
-    /// doesn't know one of them.
+    /// Returns whether the droplet lets a packet pass by a set, to or from a class, and whether the class says too
+    /// little. None: it doesn't know one of them.
     fn judge(
         &self,
         droplet: &str,
@@ -850,6 +852,14 @@ impl Cluster {
             (true, false) => Some(Droplet::named_by(&droplet.tables, vni)),
             _ => None,
         };
+        let is_named = |rule: &PolicyRule| {
+            let mut ports = rule.ports.iter();
+            ports.any(|ports| matches!(ports, PolicyPorts::Named(..)))
+        };
+        if says.is_some() && rules.iter().any(is_named) {
+            // transitd denies less here.
+            return Some((false, true));
+        }
         let asked = || rules.iter().flat_map(|rule| &rule.groups);
         let is_unsure = |group: &&u64| {
             says.as_ref().is_some_and(|says| !says.contains(group)) && !class.groups.contains(group)
