@@ -204,6 +204,17 @@ pub fn arrived(
     outer: &Ipv4Header,
     observed: &mut Observed,
 ) -> Outcome {
+    look_up(frame, config, observed)?;
+    if observed.next != config.droplet {
+        return front::pass_on(frame, config, outer, observed);
+    }
+    let_arrived_in(observed)?;
+    unwrap(frame, outer, observed)
+}
+
+/// Does what [`find`] does, for an error that a front sent here.
+#[inline(never)]
+fn look_up(frame: &TcFrame, config: &ConfigEntry, observed: &mut Observed) -> Result<(), Counter> {
     let work = Work::get().ok_or(Counter::FrontErrorUnknown)?;
     let packet = &observed.packet;
     if !packet.is_from_outside()
@@ -215,17 +226,18 @@ pub fn arrived(
     if !read(frame, INNER_IP, observed) {
         return Err(Counter::FrontErrorUnknown);
     }
-    find(config, observed, work)?;
-    if observed.next != config.droplet {
-        return front::pass_on(frame, config, outer, observed);
-    }
-    let_in(observed, work)?;
-    unwrap(frame, outer, observed, work)
+    find(config, observed, work)
+}
+
+#[inline(never)]
+fn let_arrived_in(observed: &Observed) -> Result<(), Counter> {
+    let_in(observed, Work::get().ok_or(Counter::FrontErrorUnknown)?)
 }
 
 /// Delivers an encapsulated error to its backend.
 #[inline(never)]
-fn unwrap(frame: &mut TcFrame, outer: &Ipv4Header, observed: &Observed, work: &Work) -> Outcome {
+fn unwrap(frame: &mut TcFrame, outer: &Ipv4Header, observed: &Observed) -> Outcome {
+    let work = Work::get().ok_or(Counter::FrontErrorUnknown)?;
     let (vni, packet) = (observed.vni, &observed.packet);
     let local = maps::rows(&maps::key(vni, work.to.destination)).local;
     translate(frame, INNER_IP, observed, work)?;
@@ -279,7 +291,7 @@ fn is_known(quoted: &IpPacket, work: &mut Work, vni: u32) -> bool {
 }
 
 /// Lets an error in where policy lets the client of its connection in.
-#[inline(never)]
+#[inline(always)]
 fn let_in(observed: &Observed, work: &Work) -> Result<(), Counter> {
     let vni = observed.vni;
     let local = maps::rows(&maps::key(vni, work.to.destination)).local;
