@@ -46,8 +46,8 @@ pub async fn probe(backend: SocketAddr, path: &str, limit: Duration) -> Result<(
 
 async fn ask(backend: SocketAddr, path: &str) -> Result<(), Failure> {
     let mut stream = TcpStream::connect(backend).await?;
-    // The connection is closed by a reset, as other load balancers do, so that the port and conntrack's entry are free at
-    // once.
+    // The connection is closed by a reset, as other load balancers do, so that the port and conntrack's entry are free
+    // at once.
     stream.set_zero_linger()?;
     if path.is_empty() {
         return Ok(());

@@ -22,7 +22,7 @@ use crate::program::policy::{Denier, NoRoom, Outside, PolicyError, PolicyTables,
 /// How long a list that no entry names any more stays. A program that found the entry before runs for far less.
 const GRACE: Duration = Duration::from_secs(1);
 /// How long classes and sets stay that a snapshot doesn't name, from the time when no attachment keeps any.
-const LINGER: Duration = Duration::from_secs(30);
+pub const LINGER: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub struct Policies {
@@ -82,7 +82,7 @@ impl Policies {
     }
 
     /// Takes note of classes and sets that a snapshot doesn't name, which are removed after a while.
-    fn linger(&mut self, unnamed: &[RowKey]) {
+    pub fn linger(&mut self, unnamed: &[RowKey]) {
         let now = Instant::now();
         let mut of_vpcs: BTreeMap<Vni, [BTreeSet<PolicyId>; 2]> = BTreeMap::new();
         for key in unnamed {
@@ -101,25 +101,19 @@ impl Policies {
     }
 
     /// Removes what has lingered for long enough. `is_kept`: attachments keep what an earlier operator told of.
-    fn end_lingering(&mut self, is_kept: bool) {
+    pub fn end_lingering(&mut self, is_kept: bool, now: Instant) {
         if is_kept {
-            let now = Instant::now();
             self.lingering.values_mut().for_each(|since| *since = now);
             self.strangers = self.strangers.map(|_| now);
             return;
         }
-        let over = self
-            .lingering
-            .extract_if(.., |_, since| since.elapsed() >= LINGER);
+        let is_over = |since: &mut Instant| now.saturating_duration_since(*since) >= LINGER;
+        let over = self.lingering.extract_if(.., |_, since| is_over(since));
         let over: Vec<RowKey> = over.map(|(key, _)| key).collect();
         for key in over {
             self.remove(&key);
         }
-        if self
-            .strangers
-            .take_if(|since| since.elapsed() >= LINGER)
-            .is_some()
-        {
+        if self.strangers.take_if(is_over).is_some() {
             self.remove_strangers();
         }
     }
@@ -257,7 +251,7 @@ impl State {
     /// Does what [`Policies::expire`] does, and ends what lingers. The rules are due if a set finds room.
     pub fn expire_policies(&mut self) -> Result<(), TableError> {
         let is_kept = self.program.vpcs().any(|vpc| vpc.kept != Kept::Nothing);
-        self.policies.end_lingering(is_kept);
+        self.policies.end_lingering(is_kept, Instant::now());
         self.note_full_sets(Policies::expire)
     }
 

@@ -228,23 +228,15 @@ fn what_judges_packets_outlives_transitd_and_is_kept() {
     rig.operator.shared.lock().unwrap().epoch = 2;
     rig.operator.wait_for_ack();
     assert_eq!((rig.judging(), rig.policy_epoch()), (before.clone(), epoch + 1));
-    // A set that the snapshot lacks goes, with its list.
+    // A set that the snapshot lacks stays for a while: other droplets may still judge by it.
     rig.kill();
     let mut shared = rig.operator.shared.lock().unwrap();
     shared.rows.retain(|row| *row != set(5, 11, 81));
     drop(shared);
     rig.start();
     rig.operator.wait_for_ack();
-    let after = rig.judging();
-    let of_first = |key: &GrantKey| key.set == of_vpc(7, 4);
-    let kept: BTreeMap<_, _> = before
-        .grants
-        .into_iter()
-        .filter(|(key, _)| of_first(key))
-        .collect();
-    assert_eq!((after.grants, after.blocks.len()), (kept, 1));
+    assert_eq!(rig.judging(), before);
     assert_eq!(rig.attached()[1], json!("000004"));
-    eventually("the list goes", || rig.judging().lists.len() == 2);
 }
 
 #[test]

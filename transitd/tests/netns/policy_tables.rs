@@ -1,8 +1,9 @@
 //! The tables of network policy in the kernel, without a daemon: a transitd that ended at any change.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
-use thuban_common::policy::{BlockKey, Grant, GrantKey, ListEntry, ListKey};
+use thuban_common::policy::{BlockKey, Grant, GrantKey, ListEntry, ListKey, of_vpc};
 use thuban_proto::transit as proto;
 use thuban_rows::{Row, builders};
 use transitd::dataplane::policy::{Change, PolicyMaps};
@@ -109,6 +110,37 @@ fn lists_that_an_earlier_transitd_left_go_after_a_grace() {
     policies.remove_strangers();
     policies.write().unwrap();
     assert!(said(&pinned).0.is_empty());
+}
+
+#[test]
+fn what_a_snapshot_does_not_name_goes_after_a_while() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let earlier = rows(vec![class(3, 11), class(8, 11), set(4, 11, 80), set(5, 11, 81)]);
+    let mut policies = Policies::open(&pinned.maps).unwrap();
+    set_all(&mut policies, &earlier);
+    let all = said(&pinned).0;
+    // The snapshot names a class and a set, and later the other class.
+    let [_, second_class, _, second_set] = [0, 1, 2, 3].map(|row| earlier[row].key());
+    policies.linger(&[second_class, second_set]);
+    policies.set(earlier[1].clone()).unwrap();
+    let mut grants_at = |is_kept, seconds: u64| {
+        let now = Instant::now() + Duration::from_secs(seconds);
+        policies.end_lingering(is_kept, now);
+        policies.write().unwrap();
+        said(&pinned).0
+    };
+    assert_eq!(grants_at(false, 0), all);
+    // Endpoints keep what an earlier operator told of.
+    assert_eq!(grants_at(true, 40), all);
+    assert_eq!(grants_at(false, 60), all, "20 s later");
+    let rest = grants_at(false, 80);
+    assert_eq!(
+        rest,
+        all.into_iter()
+            .filter(|(key, _)| key.set == of_vpc(7, 4))
+            .collect()
+    );
+    assert_eq!(rest.len(), 4, "of both classes, others, and outside");
 }
 
 #[test]

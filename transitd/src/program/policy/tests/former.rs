@@ -119,7 +119,7 @@ fn what_lingers_is_among_the_rows_until_it_is_removed() {
 }
 
 #[test]
-fn classes_and_sets_of_two_former_programs_are_not_believed_of_each_other() {
+fn former_programs_are_not_believed_of_each_other() {
     let mut site = Site::new();
     // Of the first program: sets 2 and 3, and class 4. Of the second one: sets 5 and 6, and class 7.
     site.tables.linger(VNI, [id(7)].into(), [id(5), id(6)].into());
