@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 
 use strsim::osa_distance;
 use thuban_api::{
-    DNS_NAME_ANNOTATION, DRAIN_SECONDS_ANNOTATION, ENDPOINT_ANNOTATION, IP_ANNOTATION, IP_POOL_ANNOTATION,
-    LOAD_BALANCER_IPS_ANNOTATION, LOAD_BALANCER_MODE_ANNOTATION, MAC_ANNOTATION, NETWORK_ANNOTATION,
-    REPORT_DENIED_ANNOTATION, SERVICE_IP_ANNOTATION,
+    DNS_NAME_ANNOTATION, DRAIN_SECONDS_ANNOTATION, ENDPOINT_ANNOTATION, HEALTH_CHECK_ANNOTATION,
+    IP_ANNOTATION, IP_POOL_ANNOTATION, LOAD_BALANCER_IPS_ANNOTATION, LOAD_BALANCER_MODE_ANNOTATION,
+    MAC_ANNOTATION, NETWORK_ANNOTATION, REPORT_DENIED_ANNOTATION, SERVICE_IP_ANNOTATION,
 };
 
 use Holder::{Namespace, Pod, Policy, Service};
@@ -38,7 +38,7 @@ impl Holder {
 }
 
 /// The annotations that users may set, and the objects at which they have an effect.
-static KNOWN: [(&str, &[Holder]); 11] = [
+static KNOWN: [(&str, &[Holder]); 12] = [
     (NETWORK_ANNOTATION, &[Pod, Namespace, Service]),
     (IP_ANNOTATION, &[Pod]),
     (MAC_ANNOTATION, &[Pod]),
@@ -49,6 +49,7 @@ static KNOWN: [(&str, &[Holder]); 11] = [
     (LOAD_BALANCER_MODE_ANNOTATION, &[Service]),
     (DNS_NAME_ANNOTATION, &[Service]),
     (DRAIN_SECONDS_ANNOTATION, &[Service]),
+    (HEALTH_CHECK_ANNOTATION, &[Service]),
     (REPORT_DENIED_ANNOTATION, &[Policy]),
 ];
 
@@ -126,6 +127,7 @@ mod tests {
                     "load-balancer-mode",
                     "dns-name",
                     "drain-seconds",
+                    "health-check",
                 ],
             ),
         ] {
