@@ -1,14 +1,15 @@
 //! Asks a backend once whether it serves.
 //!
 //! Untrusted: all that the backend answers. Only its first bytes are read, and a redirect is not followed: the node
-//! connects to no other address than that of the backend.
+//! connects to no other address than that of the backend, and by no other interface than that to its pod. The node
+//! itself may have the same address, and another pod may get it while a check is under way.
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
 use std::time::Duration;
 
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpStream;
+use tokio::net::TcpSocket;
 use tokio::time::timeout;
 
 /// The most bytes that are read of an answer.
@@ -38,14 +39,25 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Opens a connection, and with a path asks for it by HTTP. `limit`: how long both may take together.
-pub async fn probe(backend: SocketAddr, path: &str, limit: Duration) -> Result<(), Failure> {
-    let asked = timeout(limit, ask(backend, path)).await;
+/// Opens a connection by this interface, and with a path asks for it by HTTP. `limit`: how long both may take together.
+pub async fn probe(
+    backend: SocketAddr,
+    interface: Option<&str>,
+    path: &str,
+    limit: Duration,
+) -> Result<(), Failure> {
+    let asked = timeout(limit, ask(backend, interface, path)).await;
     asked.unwrap_or(Err(Failure::Timeout))
 }
 
-async fn ask(backend: SocketAddr, path: &str) -> Result<(), Failure> {
-    let mut stream = TcpStream::connect(backend).await?;
+async fn ask(backend: SocketAddr, interface: Option<&str>, path: &str) -> Result<(), Failure> {
+    let socket = if backend.is_ipv4() {
+        TcpSocket::new_v4()?
+    } else {
+        TcpSocket::new_v6()?
+    };
+    socket.bind_device(interface.map(str::as_bytes))?;
+    let mut stream = socket.connect(backend).await?;
     // The connection is closed by a reset, as other load balancers do, so that the port and conntrack's entry are free
     // at once.
     stream.set_zero_linger()?;
@@ -109,7 +121,7 @@ mod tests {
 
     async fn asked(answer: &[u8]) -> Result<(), Failure> {
         let (address, _served) = server(answer.to_vec()).await;
-        probe(address, "/healthz", LONG).await
+        probe(address, None, "/healthz", LONG).await
     }
 
     #[tokio::test]
@@ -142,7 +154,7 @@ mod tests {
     #[tokio::test]
     async fn a_request_names_path_and_backend() {
         let (address, served) = server(b"HTTP/1.1 200 OK\r\n\r\n".to_vec()).await;
-        probe(address, "/ready?full=1", LONG).await.unwrap();
+        probe(address, None, "/ready?full=1", LONG).await.unwrap();
         let request = served.await.unwrap();
         assert!(request.starts_with("GET /ready?full=1 HTTP/1.1\r\n"), "{request}");
         assert!(request.contains(&format!("\r\nHost: {address}\r\n")), "{request}");
@@ -152,10 +164,19 @@ mod tests {
     async fn without_a_path_an_open_port_passes() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        assert_eq!(probe(address, "", LONG).await, Ok(()));
+        assert_eq!(probe(address, None, "", LONG).await, Ok(()));
         // It takes connections, and answers nothing.
-        assert_eq!(probe(address, "/", SHORT).await, Err(Failure::Timeout));
+        assert_eq!(probe(address, None, "/", SHORT).await, Err(Failure::Timeout));
         drop(listener);
-        assert_eq!(probe(address, "", LONG).await, Err(Failure::Refused));
+        assert_eq!(probe(address, None, "", LONG).await, Err(Failure::Refused));
+    }
+
+    #[tokio::test]
+    async fn nobody_is_asked_by_another_interface() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(probe(address, Some("lo"), "", LONG).await, Ok(()));
+        let gone = probe(address, Some("thb-gone"), "", LONG).await;
+        assert_eq!(gone, Err(Failure::Unreachable));
     }
 }

@@ -236,8 +236,8 @@ impl State {
         }
     }
 
-    /// Whether the node's routes lead an address to a pod of the VPC.
-    pub fn has_attached(&self, vni: Vni, address: IpAddr) -> bool {
+    /// Returns the host's interface to the pod of the VPC that has an address.
+    pub fn interface_to(&self, vni: Vni, address: IpAddr) -> Option<&str> {
         let is_it = |attachment: &Attachment| {
             !attachment.is_host()
                 && attachment.vni == vni.get()
@@ -248,9 +248,12 @@ impl State {
             let key = TableKey::Attachment(attachment.host_ifindex);
             self.tables.get(&key).is_some()
         };
+        if !self.program.has_local(vni, address) {
+            return None;
+        }
         let mut attached = self.attachments.values();
-        self.program.has_local(vni, address)
-            && attached.any(|attachment| is_it(attachment) && is_carried(attachment))
+        let attachment = attached.find(|attachment| is_it(attachment) && is_carried(attachment))?;
+        Some(attachment.host_interface.as_str())
     }
 
     fn write(&mut self, changes: Vec<Change>) -> Result<(), TableError> {

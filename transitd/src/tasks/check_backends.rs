@@ -116,12 +116,11 @@ async fn keep_checking(node: Arc<Node>, key: CheckKey, check: HealthCheck, state
     let mut judge = Judge::default();
     loop {
         rounds.tick().await;
-        // Otherwise the node's routes lead to somebody else.
-        let is_here = node.state().has_attached(key.vni, key.backend);
-        if !is_here {
+        let interface = node.state().interface_to(key.vni, key.backend).map(str::to_owned);
+        let Some(interface) = interface else {
             continue;
-        }
-        let result = probe(backend, &check.path, period.min(MAX_TIME)).await;
+        };
+        let result = probe(backend, Some(&interface), &check.path, period.min(MAX_TIME)).await;
         if let Some(state) = judge.note(result, &check) {
             // Tenants decide how often that is.
             debug!(vni = key.vni.get(), front = %key.front, %backend, ?state, "a backend's check");
