@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
 use std::net::IpAddr;
+use std::ops::Bound::{Excluded, Unbounded};
 
 use thuban_api::identifiers::Vni;
 use thuban_api::{MAX_VIP_MEMBERS, MemberState, VipMember};
@@ -32,6 +33,8 @@ pub(super) struct Checks {
     changed: BTreeSet<EndpointName>,
     /// Services whose Vips may say something else of their members.
     unwritten: BTreeSet<VipName>,
+    /// The one of them that was taken last. Those behind it come next, so that no tenant's changes hold up another's.
+    taken: Option<VipName>,
 }
 
 impl Checks {
@@ -48,6 +51,19 @@ impl Checks {
         if !service.fronts.is_empty() {
             self.unwritten.insert((name.0.clone(), service.name.clone()));
         }
+    }
+
+    /// Takes the next load balancer whose Vip may say something else.
+    fn next_unwritten(&mut self) -> Option<VipName> {
+        let all = &self.unwritten;
+        let later = self.taken.as_ref().and_then(|last| {
+            let mut later = all.range::<VipName, _>((Excluded(last), Unbounded));
+            later.next()
+        });
+        let name = later.or_else(|| all.first())?.clone();
+        self.unwritten.remove(&name);
+        self.taken = Some(name.clone());
+        Some(name)
     }
 
     /// Forgets what was said of backends that a service has no longer, or has elsewhere.
@@ -114,10 +130,10 @@ impl World {
 
     /// Takes load balancers whose Vips may say something else of their members, at most so many.
     pub fn take_unwritten_members(&mut self, most: usize) -> Vec<(VipName, VipMembers)> {
-        let unwritten = &mut self.services.checks.unwritten;
+        let checks = &mut self.services.checks;
         let mut taken = Vec::new();
         while taken.len() < most
-            && let Some(name) = unwritten.pop_first()
+            && let Some(name) = checks.next_unwritten()
         {
             taken.push(name);
         }

@@ -295,3 +295,21 @@ fn of_two_services_the_younger_one_has_the_address() {
     world.flush();
     assert_eq!((holders(&world, 8).len(), holders(&world, 7).len()), (5, 0));
 }
+
+#[test]
+fn vips_that_change_all_the_time_hold_up_no_others() {
+    let mut world = shared();
+    let of = |name: &str| (name.to_owned(), "web".to_owned());
+    let take = |world: &mut World| {
+        // These change again and again.
+        for name in ["a", "b"] {
+            world.give_members_back(of(name));
+        }
+        let taken = world.take_unwritten_members(2).into_iter();
+        taken.map(|(name, _)| name.0).collect::<Vec<_>>()
+    };
+    world.take_unwritten_members(9);
+    world.give_members_back(of("z"));
+    let taken = [take(&mut world), take(&mut world)].concat();
+    assert!(taken.contains(&"z".to_owned()), "{taken:?}");
+}
