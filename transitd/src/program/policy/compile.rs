@@ -37,10 +37,21 @@ impl Named {
     pub fn of<'a>(sets: impl Iterator<Item = &'a Set>) -> Self {
         let mut all = Self::default();
         for set in sets {
-            all.groups.extend(set.of_groups.keys());
-            all.names.extend(set.names().map(str::to_owned));
+            all.add(set);
         }
         all
+    }
+
+    /// Adds what a set names. Returns whether anything is new.
+    pub fn add(&mut self, set: &Set) -> bool {
+        let before = self.groups.len() + self.names.len();
+        self.groups.extend(set.of_groups.keys());
+        for name in set.names() {
+            if !self.names.contains(name) {
+                self.names.insert(name.to_owned());
+            }
+        }
+        self.groups.len() + self.names.len() > before
     }
 
     /// Returns what both have.

@@ -107,6 +107,24 @@ impl Vpc {
         former.named_now = named;
         former.sets.iter().copied().collect()
     }
+
+    /// Takes note that a set has come, or lingers no more. Returns the sets that linger, if they ask classes otherwise
+    /// now.
+    fn note_named(&mut self, id: PolicyId) -> Vec<PolicyId> {
+        let (Some(former), Some(set)) = (&mut self.former, self.sets.get(&id)) else {
+            return Vec::new();
+        };
+        let has_more = former.named_now.add(set);
+        let lingering = former.sets.iter().copied();
+        let lingering: Vec<PolicyId> = lingering.filter(|_| has_more).collect();
+        self.end_former();
+        lingering
+    }
+
+    /// Forgets that something lingered if nothing does any more.
+    fn end_former(&mut self) {
+        self.former.take_if(|former| former.is_over());
+    }
 }
 
 impl Default for PolicyTables {
@@ -150,7 +168,7 @@ impl PolicyTables {
             let former = vpc.former.as_mut().filter(|_| is_same);
             if former.is_some_and(|former| former.classes.remove(&id)) {
                 // Sets ask it otherwise now.
-                vpc.renew_former();
+                vpc.end_former();
                 let sets = vpc.sets.keys();
                 self.untried.extend(sets.map(|set| (vni, *set)));
             }
@@ -180,7 +198,7 @@ impl PolicyTables {
         }
         if let Some(former) = &mut vpc.former {
             former.classes.remove(&id);
-            vpc.renew_former();
+            vpc.end_former();
         }
         // They may lack no other class. Full sets need as much as before.
         let lacking = self.lacking.keys().filter(|(of, _)| *of == vni);
@@ -205,12 +223,14 @@ impl PolicyTables {
             let former = vpc.former.as_mut();
             if former.is_some_and(|former| former.sets.remove(&id)) {
                 self.untried.insert((vni, id));
-                self.renew_former(vni);
+                let lingering = vpc.note_named(id);
+                self.untried.extend(lingering.into_iter().map(|set| (vni, set)));
             }
             return Ok(());
         }
         vpc.sets.insert(id, Set::new(row));
-        self.renew_former(vni);
+        let lingering = vpc.note_named(id);
+        self.untried.extend(lingering.into_iter().map(|set| (vni, set)));
         self.install(vni, id);
         Ok(())
     }
@@ -231,12 +251,7 @@ impl PolicyTables {
         };
         former.classes.extend(classes);
         former.sets.extend(sets);
-        self.renew_former(vni);
-    }
-
-    fn renew_former(&mut self, vni: Vni) {
-        let lingering = self.vpcs.get_mut(&vni).map(Vpc::renew_former);
-        let lingering = lingering.unwrap_or_default();
+        let lingering = vpc.renew_former();
         self.untried.extend(lingering.into_iter().map(|set| (vni, set)));
     }
 
@@ -247,8 +262,11 @@ impl PolicyTables {
         };
         vpc.sets.remove(&id);
         if let Some(former) = &mut vpc.former {
-            former.sets.remove(&id);
-            vpc.renew_former();
+            if former.sets.remove(&id) {
+                vpc.end_former();
+            } else {
+                vpc.renew_former();
+            }
         }
         self.leave_full((vni, id));
         self.lacking.remove(&(vni, id));
