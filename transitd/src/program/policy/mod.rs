@@ -241,6 +241,11 @@ impl PolicyTables {
         let Some(vpc) = self.vpcs.get_mut(&vni) else {
             return;
         };
+        let has_all = |former: &Former| classes.is_subset(&former.classes) && sets.is_subset(&former.sets);
+        if vpc.former.as_ref().is_some_and(has_all) {
+            // The same program comes again: what lingers is still of one operator.
+            return;
+        }
         let named = vpc.named();
         let former = vpc.former.get_or_insert_default();
         former.are_of_several = !former.is_over();

@@ -127,3 +127,12 @@ fn former_programs_are_not_believed_of_each_other() {
     assert_eq!(site.accepting(4), [true, false, true, false]);
     assert_eq!(site.accepting(7), [true, false, true, false]);
 }
+
+#[test]
+fn a_program_that_comes_again_changes_nothing_that_lingers() {
+    let mut site = Site::new();
+    let before = [4, 7].map(|class| site.accepting(class));
+    site.tables.linger(VNI, [id(4)].into(), [id(2), id(3)].into());
+    site.flush();
+    assert_eq!([4, 7].map(|class| site.accepting(class)), before);
+}
