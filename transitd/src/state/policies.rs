@@ -62,12 +62,15 @@ impl Policies {
 
     /// Puts a class or a set; other rows are none of these tables.
     pub fn set(&mut self, row: Row) -> Result<(), PolicyError> {
-        self.lingering.remove(&row.key());
+        let key = row.key();
         match row {
             Row::Class(class) => self.tables.put_class(class),
             Row::PolicySet(set) => self.tables.put_set(set),
             _ => Ok(()),
-        }
+        }?;
+        // What is refused has other content than what lingers, which goes in its time.
+        self.lingering.remove(&key);
+        Ok(())
     }
 
     /// Removes a class or a set. With a VPC's row its ranges go.
