@@ -1,7 +1,7 @@
 //! Vips that users make: by lbaasctl, for a Service that stays as it is, with a Service that lbaasd makes.
 
 use std::collections::BTreeSet;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
 use std::time::Duration;
 
@@ -283,8 +283,9 @@ fn follows_checks(cluster: &Cluster, router: &Router, backends: &Backends, serve
             .with_context(|| format!("{last:#}"))
     };
     let serving = backends.pods.first().context("a pod")?;
-    let serve = "/agnhost netexec --http-port=9090 --udp-port=9091 >/dev/null 2>&1 &";
-    cluster.kubectl(&["exec", "-n", namespace, serving, "--", "sh", "-c", serve])?;
+    let pod = running(cluster, namespace, serving)?;
+    // Its backlog takes all checks of the test.
+    let listener = pod.inside(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 9090))?))?;
     check(json!({"port": 9090, "intervalMs": 1000, "rise": 1, "fall": 1}))?;
     wait_for("MembersFail", backends.pods.len() - 1)?;
     cluster.wait_for("answers of the backend that passes alone", SOON, || {
@@ -292,6 +293,7 @@ fn follows_checks(cluster: &Cluster, router: &Router, backends: &Backends, serve
     })?;
     let members = says(cluster, &format!("members {namespace}/shop"), "failing")?;
     assert!(members.contains("the pod refuses the connection"), "{members}");
+    drop(listener);
     let unready = "/echo?msg=no&code=503";
     check(json!({"type": "HTTP", "port": PORT, "path": unready, "intervalMs": 1000, "rise": 1, "fall": 1}))?;
     wait_for("AllMembersFail", backends.pods.len())?;
