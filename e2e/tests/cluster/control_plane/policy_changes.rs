@@ -39,6 +39,8 @@ const CUT_OFF_PODS: [Role; 5] = [
 ];
 /// How long a change may take: a leader was killed, and another one takes over.
 const CHANGE_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long a new leader leads until all droplets have its policies.
+const TAKEN_OVER: Duration = Duration::from_secs(3);
 /// How long an answer that should not come is waited for.
 const DENIED: Duration = Duration::from_millis(200);
 
@@ -177,13 +179,20 @@ fn policy_changes_pass_only_what_old_or_new_allow() {
         ];
         for (change, event) in kills.into_iter().enumerate() {
             let open = change % 2 == 0;
-            let start = Instant::now();
-            // The next leader finds other policies than the last one left.
-            if event == Kill::Leader {
-                kill(cluster, event)?;
-            }
             set(cluster, open)?;
-            if event != Kill::Leader {
+            let start = Instant::now();
+            if event == Kill::Leader {
+                // The next leader does not know the policies that endpoints had before, which rest.
+                until(&guest, server.address, open)?;
+                let (_, epoch) = leader(cluster)?;
+                kill(cluster, event)?;
+                cluster.wait_for(
+                    "another leader",
+                    CHANGE_TIMEOUT,
+                    || Ok(leader(cluster)?.1 > epoch),
+                )?;
+                wait_led(cluster, TAKEN_OVER)?;
+            } else {
                 kill(cluster, event)?;
             }
             until(&guest, server.address, open)?;
