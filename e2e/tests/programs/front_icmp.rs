@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use anyhow::{Context, Result, ensure};
 use thuban_common::{
     counters::Counter,
-    policy::{GRANT_DENIES, Grant, GrantKey, PEER_OUTSIDE, of_vpc},
     services::ALL_CONNECTIONS,
     tables::{EndpointKey, SourceEntry, SourceKey},
 };
@@ -16,8 +15,8 @@ use crate::{
     frames::header,
     fronts::{
         CLIENT, CLIENT6, FAR_BACKEND, FAR_BACKEND6, FRONT, FRONT6, GOES_ON, HERE_BACKEND, HERE_BACKEND6,
-        around, arrive, arriving, each_request_of_a_backend_here, ensure_left, ensure_passed,
-        ensure_passed_on, ensure_sent_on, front, outside, request, request6, serve,
+        around, arrive, arriving, deny_clients_of_spread, each_request_of_a_backend_here, ensure_left,
+        ensure_passed, ensure_passed_on, ensure_sent_on, front, outside, request, request6, serve,
     },
     rows::{BOUNCED, HERE, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{Segment, TCP, UDP, ensure_dropped, octets, port_of, send, to_endpoint},
@@ -430,15 +429,7 @@ fn policies_judge_the_client_of_an_error() -> Result<()> {
         let outcome = run(&mut world, frame)?;
         ensure!(outcome.counted.keys().eq([&Counter::FrontErrors.name()]));
     }
-    let key = GrantKey {
-        set: of_vpc(103, u32::from(SPREAD.stamp().flags)),
-        peer: PEER_OUTSIDE,
-    };
-    let denies = Grant {
-        list: 0,
-        flags: GRANT_DENIES,
-    };
-    world.programs.insert("GRANTS", key, denies.of(&key))?;
+    deny_clients_of_spread(&mut world)?;
     for frame in &frames {
         ensure_dropped(&run(&mut world, frame)?, Counter::PolicyIngress)?;
     }

@@ -751,6 +751,19 @@ fn a_clients_port_of_sctp_serves_one_front_at_a_time() -> Result<()> {
     )
 }
 
+/// Has the ingress set of SPREAD deny all clients outside.
+pub fn deny_clients_of_spread(world: &mut World) -> Result<()> {
+    let key = GrantKey {
+        set: of_vpc(103, u32::from(SPREAD.stamp().flags)),
+        peer: PEER_OUTSIDE,
+    };
+    let denies = Grant {
+        list: 0,
+        flags: GRANT_DENIES,
+    };
+    world.programs.insert("GRANTS", key, denies.of(&key))
+}
+
 #[test]
 fn policies_judge_the_clients_own_address() -> Result<()> {
     let mut world = World::new()?;
@@ -763,15 +776,7 @@ fn policies_judge_the_clients_own_address() -> Result<()> {
         &there,
         SPREAD.mac(),
     )?;
-    let key = GrantKey {
-        set: of_vpc(103, u32::from(SPREAD.stamp().flags)),
-        peer: PEER_OUTSIDE,
-    };
-    let denies = Grant {
-        list: 0,
-        flags: GRANT_DENIES,
-    };
-    world.programs.insert("GRANTS", key, denies.of(&key))?;
+    deny_clients_of_spread(&mut world)?;
     for segment in [request(TCP), request(TCP).sent_from((CLIENT, 40001))] {
         ensure_dropped(
             &arrive(&mut world, SECOND, 103, &segment)?,
