@@ -20,6 +20,7 @@ use crate::Condition;
     printcolumn(name = "Class", type_ = "string", json_path = ".spec.class"),
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
+    printcolumn(name = "Announce", type_ = "string", json_path = ".spec.announce"),
     printcolumn(name = "Leased", type_ = "integer", json_path = ".status.leased"),
     printcolumn(name = "Free", type_ = "integer", json_path = ".status.free"),
     printcolumn(
@@ -34,7 +35,11 @@ use crate::Condition;
     validation = Rule::new("self.spec.class == oldSelf.spec.class && self.spec.vpc == oldSelf.spec.vpc")
         .message("spec.class and spec.vpc can't be changed: make another IpPool"),
     validation = Rule::new("(self.spec.class == 'private') == (self.spec.vpc != '')")
-        .message("spec.vpc must name the VPC of a private pool, and be empty for a public one")
+        .message("spec.vpc must name the VPC of a private pool, and be empty for a public one"),
+    validation = Rule::new("self.spec.announce == oldSelf.spec.announce")
+        .message("spec.announce can't be changed: make another IpPool"),
+    validation = Rule::new("self.spec.class == 'public' || self.spec.announce == 'BGP'")
+        .message("spec.announce must be BGP for a private pool: nobody outside reaches its addresses")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct IpPoolSpec {
@@ -67,6 +72,11 @@ pub struct IpPoolSpec {
     #[serde(default = "default_quarantine_seconds")]
     #[schemars(range(min = 1, max = 604_800))]
     pub quarantine_seconds: u32,
+    /// How clients outside find the node of an address. `BGP`: nodes tell routers. `L2`: the addresses are of the
+    /// nodes' own subnet, and one node at a time answers ARP and neighbour discovery for an address.
+    /// It can't be changed. Default: `BGP`.
+    #[serde(default)]
+    pub announce: AnnounceBy,
     /// A selector of the namespaces that may lease addresses of the pool.
     /// Without this field, no namespace may. `{}` admits all.
     /// When a namespace is no longer admitted, its leases stay.
@@ -88,6 +98,15 @@ fn default_quarantine_seconds() -> u32 {
 pub enum PoolClass {
     Public,
     Private,
+}
+
+/// How clients outside find the node of an address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum AnnounceBy {
+    #[default]
+    #[serde(rename = "BGP")]
+    Bgp,
+    L2,
 }
 
 /// How many addresses are in use. Only cidrd writes it.

@@ -46,7 +46,7 @@ pub use dscp::Dscp;
 pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef, ServiceRef};
 pub use health_check::{HEALTH_CHECK_ANNOTATION, HealthCheck, HealthCheckType};
 pub use ip_lease::{IpLease, IpLeaseSpec, IpLeaseStatus, LeaseHolder, LeaseState};
-pub use ip_pool::{IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
+pub use ip_pool::{AnnounceBy, IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use phase::Phase;
 pub use policy_state::{

@@ -25,17 +25,24 @@ const NEVER: [(&str, &str); 18] = [
     ("ff00::/8", "multicast"),
 ];
 
-/// Ranges that nobody may use: (range, what it is).
+/// What the underlay's ranges are.
+const UNDERLAY: &str = "addresses of nodes and underlay";
+
+/// Ranges that nobody may use.
 #[derive(Clone, Debug, Default)]
-pub struct RefusedRanges(Vec<(Cidr, String)>);
+pub struct RefusedRanges {
+    /// Ranges, and what they are.
+    ranges: Vec<(Cidr, String)>,
+    underlay: Vec<Cidr>,
+}
 
 impl RefusedRanges {
     /// Returns these ranges and one more; `what` says why it is refused.
     #[must_use]
     pub fn and(&self, range: Cidr, what: &str) -> Self {
-        let mut ranges = self.0.clone();
-        ranges.push((range, what.to_owned()));
-        Self(ranges)
+        let mut more = self.clone();
+        more.ranges.push((range, what.to_owned()));
+        more
     }
 
     /// Makes the set of the fixed ranges, the services' and the underlay's.
@@ -49,17 +56,20 @@ impl RefusedRanges {
                 .iter()
                 .map(|range| (*range, "service addresses of the cluster".to_owned())),
         );
-        ranges.extend(
-            underlay
-                .iter()
-                .map(|range| (*range, "addresses of nodes and underlay".to_owned())),
-        );
-        Ok(Self(ranges))
+        let underlay = underlay.to_vec();
+        Ok(Self { ranges, underlay })
     }
 
     /// Returns a refused range that a range touches, and what it is.
     pub fn find(&self, range: Cidr) -> Option<(Cidr, &str)> {
-        let found = self.0.iter().find(|(refused, _)| refused.overlaps(range));
+        let touched = || self.underlay.iter().find(|refused| refused.overlaps(range));
+        self.find_on_link(range)
+            .or_else(|| touched().map(|refused| (*refused, UNDERLAY)))
+    }
+
+    /// Returns the same for addresses that are to be on the link of the nodes: the underlay may have these.
+    pub fn find_on_link(&self, range: Cidr) -> Option<(Cidr, &str)> {
+        let found = self.ranges.iter().find(|(refused, _)| refused.overlaps(range));
         found.map(|(refused, what)| (*refused, what.as_str()))
     }
 }

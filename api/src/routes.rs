@@ -63,6 +63,9 @@ pub struct Serving {
     /// The Service as `namespace/name`. Empty if the node does not know it yet: that is believed of a node that was let
     /// announce the address before.
     pub service: String,
+    /// Whether the node can answer ARP or neighbour discovery for the address: a subnet of its uplink has the address.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub on_link: bool,
 }
 
 /// An address that a node announces.
@@ -83,6 +86,10 @@ pub struct Routes {
     pub sequence: u64,
     pub routes: Vec<Route>,
     pub peers: Vec<Peer>,
+    /// How soon the node asks again, in milliseconds, so that it keeps its addresses of L2. Absent: at once, and lbaasd
+    /// waits with its answer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renew_after_ms: Option<u64>,
 }
 
 /// An address to announce.
@@ -96,6 +103,9 @@ pub struct Route {
     /// node was told before.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remaining_seconds: Option<u64>,
+    /// Whether the node answers ARP and neighbour discovery for the address, and tells no router.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub l2: bool,
 }
 
 /// A router to announce to.

@@ -4,7 +4,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{Condition, HealthCheck};
+use crate::{AnnounceBy, Condition, HealthCheck};
 
 /// The Service, and which addresses it wants.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -20,7 +20,14 @@ use crate::{Condition, HealthCheck};
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
     printcolumn(name = "Pool", type_ = "string", json_path = ".status.pool"),
     printcolumn(name = "Name", type_ = "string", json_path = ".status.dnsName"),
+    printcolumn(name = "Announce", type_ = "string", json_path = ".status.announce"),
     printcolumn(name = "Nodes", type_ = "integer", json_path = ".status.nodes"),
+    printcolumn(
+        name = "Announced By",
+        type_ = "string",
+        json_path = ".status.announcedBy",
+        priority = 1
+    ),
     printcolumn(
         name = "Reason",
         type_ = "string",
@@ -174,6 +181,9 @@ pub struct VipStatus {
     /// The VPC whose pods alone reach the addresses, if the IpPool is private.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub vpc: String,
+    /// How nodes announce the addresses, as the IpPool said when they were leased. `L2`: `announcers` has one node at
+    /// most.
+    pub announce: AnnounceBy,
     /// The nodes that may announce the addresses. No address is released before all of them said that they withdrew it.
     pub announcers: Vec<Announcer>,
     /// The nodes that announce the addresses.

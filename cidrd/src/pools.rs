@@ -13,7 +13,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use thiserror::Error;
 use thuban_api::cidr::{Cidr, CidrError};
 use thuban_api::ip_lease::{IpLease, LeaseState};
-use thuban_api::ip_pool::{IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
+use thuban_api::ip_pool::{AnnounceBy, IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_api::{Network, Vpc};
 
@@ -104,7 +104,11 @@ pub fn check(pool: &IpPool, around: &Surroundings) -> Result<Vec<Cidr>, PoolErro
 }
 
 fn check_range(pool: &IpPool, cidr: Cidr, around: &Surroundings) -> Result<(), PoolError> {
-    if let Some((other, what)) = around.refused.find(cidr) {
+    let refused = match pool.spec.announce {
+        AnnounceBy::Bgp => around.refused.find(cidr),
+        AnnounceBy::L2 => around.refused.find_on_link(cidr),
+    };
+    if let Some((other, what)) = refused {
         let what = what.to_owned();
         return Err(PoolError::Refused { cidr, other, what });
     }
@@ -315,7 +319,7 @@ mod tests {
     use std::sync::Arc;
 
     use serde_json::json;
-    use thuban_api::ip_pool::IpPool;
+    use thuban_api::ip_pool::{AnnounceBy, IpPool};
     use thuban_api::refused_ranges::RefusedRanges;
 
     use super::{Counts, Surroundings, check, usage};
@@ -376,6 +380,23 @@ mod tests {
                 "{cidrs:?}: {checked:?}"
             );
         }
+    }
+
+    #[test]
+    fn only_a_pool_of_l2_is_within_the_underlay() {
+        let underlay = ["198.51.100.0/24".parse().unwrap()];
+        let mut around = around(Vec::new());
+        around.refused = RefusedRanges::new(&["10.96.0.0/12".parse().unwrap()], &underlay).unwrap();
+        around.nodes = vec![("n1".into(), [198, 51, 100, 7].into())];
+        let l2 = |cidr: &str| {
+            let mut pool = (*pool("p", 1, "", &[cidr])).clone();
+            pool.spec.announce = AnnounceBy::L2;
+            pool
+        };
+        assert!(check(&pool("p", 1, "", &["198.51.100.64/29"]), &around).is_err());
+        assert!(check(&l2("198.51.100.64/29"), &around).is_ok());
+        assert!(check(&l2("198.51.100.0/29"), &around).is_err(), "of a node");
+        assert!(check(&l2("10.97.0.0/29"), &around).is_err(), "of Services");
     }
 
     #[test]

@@ -169,6 +169,9 @@ fn two_cidrds_give_each_address_to_one_holder() -> Result<()> {
         others.kubectl(&patch),
         &["status of IpPool", "written by cidrd alone"],
     );
+    let l2 = r#"{"spec":{"announce":"L2"}}"#;
+    let answer = others.kubectl(&["patch", "ippool", POOL, "--type=merge", "-p", l2]);
+    others.is_refused("announce", answer, &["spec.announce can't be changed"]);
     let (address, uid) = held.first_key_value().context("a holder")?;
     let renewed = runtime.block_on(clients[1].renew(uid))?;
     assert_eq!(renewed[0].lease.address, *address);
@@ -300,6 +303,22 @@ fn refused_by_the_api_server(cluster: &Cluster, account: &Actor) {
         (
             pool("p", &range, &[("class", json!("private"))]),
             "spec.vpc must name the VPC of a private pool",
+        ),
+        (
+            pool(
+                "p",
+                &range,
+                &[
+                    ("class", json!("private")),
+                    ("vpc", json!("red")),
+                    ("announce", json!("L2")),
+                ],
+            ),
+            "spec.announce must be BGP for a private pool",
+        ),
+        (
+            pool("p", &range, &[("announce", json!("OSPF"))]),
+            "spec.announce: Unsupported value",
         ),
         (
             pool("p", &range, &[("leaseSeconds", json!(599))]),
