@@ -21,6 +21,7 @@ use kube::{Api, Client, ResourceExt};
 use lbaasd::dns::{self, servers::Servers};
 use lbaasd::events::Warnings;
 use lbaasd::leases::Leases;
+use lbaasd::routes::l2::{self, NodeLeases};
 use lbaasd::routes::{REVIEWS, Speakers, router};
 use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
 use thuban_api::routes::TLS_NAME;
@@ -67,6 +68,15 @@ struct Settings {
     /// Whether Services of type LoadBalancer without a class get addresses, too.
     #[arg(long, env = "THUBAN_DEFAULT_LOAD_BALANCER")]
     default_load_balancer: bool,
+    /// Seconds for which a node answers for addresses of L2 without hearing from lbaasd, 2 to 300. After that time
+    /// another node takes over from a silent one.
+    #[arg(
+        long,
+        env = "THUBAN_L2_SECONDS",
+        default_value_t = 2,
+        value_parser = clap::value_parser!(u32).range(2..=i64::from(l2::MAX_SECONDS))
+    )]
+    l2_seconds: u32,
     #[command(subcommand)]
     command: Option<control::Command>,
 }
@@ -117,9 +127,17 @@ async fn run(settings: Settings) -> Result<()> {
         changes.clone(),
     ));
     let mut watches = Watches::new();
+    let node_leases = watched(Api::namespaced(client.clone(), l2::NAMESPACE), &mut watches);
+    let l2 = NodeLeases::new(
+        client.clone(),
+        node_leases.clone(),
+        settings.l2_seconds,
+        changes.clone(),
+    );
     let speakers = Arc::new(Speakers {
         client: client.clone(),
         leases: leases.clone(),
+        l2: Arc::new(l2),
         vips: watched_by(Api::all(client.clone()), &mut watches, &changes),
         nodes: watched_by(Api::all(client.clone()), &mut watches, &changes),
         peers: watched_by(Api::all(client.clone()), &mut watches, &changes),
@@ -148,6 +166,7 @@ async fn run(settings: Settings) -> Result<()> {
         speakers.vips.wait_until_ready().await?;
         speakers.nodes.wait_until_ready().await?;
         speakers.peers.wait_until_ready().await?;
+        node_leases.wait_until_ready().await?;
         context.services.wait_until_ready().await?;
         context.profiles.wait_until_ready().await?;
         context.pools.wait_until_ready().await?;
@@ -174,6 +193,7 @@ async fn run(settings: Settings) -> Result<()> {
         () = vips(&client, context.clone(), speakers.vips.clone()) => bail!("the controller of Vips ended"),
         () = dns_names(&client, dns.clone(), speakers.vips.clone()) => bail!("the controller of names ended"),
         () = dns_zones(&client, dns.clone()) => bail!("the controller of DnsZones ended"),
+        () = speakers.l2.watch(&speakers.vips) => bail!("the look at Leases of nodes ended"),
         () = forget => bail!("the look at what is gone ended"),
         () = publish(&client, bundle) => bail!("the CA's publication ended"),
         _ = watches.join_next() => bail!("a watch ended"),

@@ -4,6 +4,10 @@
 //! a request that says nothing of an address proves that the node does not announce it, unless a later request was
 //! answered by the address: [`Announcer::sequence`] is the number of the last one that was, and is written before the
 //! answer goes out.
+//!
+//! Addresses of L2 have one announcer at a time, whose answers count for seconds: see [`l2`].
+
+pub mod l2;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -31,12 +35,13 @@ use thuban_api::routes::{
     Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, PASSWORD_NAMESPACE, PasswordProblem, Peer,
     Report, Route, Routes, Serving, TOKEN_AUDIENCE, WithoutPassword,
 };
-use thuban_api::{Announcer, BgpPeer, Vip, VipStatus};
+use thuban_api::{AnnounceBy, Announcer, BgpPeer, Vip, VipStatus};
 use thuban_authority::identity::{self, Account, IdentityError};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info};
 
+use self::l2::NodeLeases;
 use crate::events::Warnings;
 use crate::leases::Leases;
 use crate::metrics;
@@ -71,12 +76,19 @@ const NOTING: Duration = Duration::from_secs(5);
 const AT_ONCE: usize = 8;
 /// The pause before an answer that lacks routes, which is followed by the next request at once.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The head start for an address of L2 of each node before the next one, and the most nodes that get one. So addresses
+/// spread over nodes.
+const HEAD_START: Duration = Duration::from_millis(50);
+const MAX_HEAD_STARTS: u32 = 5;
+/// A node with addresses of L2 asks so many times while an answer counts.
+const RENEWALS: u64 = 4;
 /// A node with this label announces nothing.
 const EXCLUDED: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
 
 pub struct Speakers {
     pub client: Client,
     pub leases: Arc<Leases>,
+    pub l2: Arc<NodeLeases>,
     pub vips: Store<Vip>,
     pub nodes: Store<Node>,
     pub peers: Store<BgpPeer>,
@@ -166,12 +178,16 @@ impl Speakers {
             changes.mark_unchanged();
             self.note(node, report).await;
             let (mut answer, is_whole) = self.wanted(node, report);
+            let has_l2 = answer.routes.iter().any(|route| route.l2);
             if !is_whole {
-                sleep(PAUSE).await;
+                // Addresses of L2 don't wait.
+                if !has_l2 {
+                    sleep(PAUSE).await;
+                }
                 answer.version = String::new();
             }
             let is_over = Instant::now() >= end;
-            if answer.version != report.version || is_over || !is_whole {
+            if answer.version != report.version || is_over || !is_whole || has_l2 {
                 return (self.grant(node, report, answer).await, is_whole);
             }
             let _ = timeout_at(end, changes.changed()).await;
@@ -182,25 +198,28 @@ impl Speakers {
     fn wanted(&self, node: &str, report: &Report) -> (Routes, bool) {
         let peers = self.peers_of(node);
         let mut routes = Vec::new();
-        let (mut sequence, mut is_whole) = (0, true);
+        let (mut sequence, mut is_whole) = (self.l2.answered(node), true);
         for vip in self.vips.state() {
             let uid = vip.uid().unwrap_or_default();
             sequence = sequence.max(entry(&vip, node).unwrap_or_default());
             for address in addresses(&vip) {
-                if peers.is_empty() || !may_have(&vip, node, address, report) {
+                if !self.is_candidate(&vip, node, &peers) || !may_have(&vip, node, address, report) {
                     continue;
                 }
+                let l2 = announce(&vip) == AnnounceBy::L2;
+                let limit = if l2 { self.l2.seconds.into() } else { u64::MAX };
                 let remaining = self.leases.remaining(&uid, address);
                 let route = Route {
                     uid: uid.clone(),
                     address,
-                    remaining_seconds: remaining.map(|remaining| remaining.as_secs()),
+                    remaining_seconds: remaining.map(|remaining| remaining.as_secs().min(limit)),
+                    l2,
                 };
                 // A process that has just started does not know for how long.
-                if route.remaining_seconds.is_some() || announces(report, &route) {
+                let (is_known, is_announced) = (remaining.is_some(), announces(report, &route));
+                is_whole &= is_known || (is_announced && !l2);
+                if is_known || is_announced {
                     routes.push(route);
-                } else {
-                    is_whole = false;
                 }
             }
         }
@@ -215,8 +234,33 @@ impl Speakers {
             sequence,
             routes,
             peers,
+            renew_after_ms: None,
         };
         (answer, is_whole)
+    }
+
+    /// Whether a Vip's addresses may be announced by a node with these routers, if the node serves them.
+    fn is_candidate(&self, vip: &Vip, node: &str, peers: &[Peer]) -> bool {
+        match announce(vip) {
+            AnnounceBy::Bgp => !peers.is_empty(),
+            AnnounceBy::L2 => {
+                let known = self.nodes.get(&ObjectRef::new(node));
+                known.is_some_and(|known| !is_excluded(&known)) && self.l2.is_free_for(vip, node)
+            }
+        }
+    }
+
+    /// Returns how long a node waits before it claims a Vip's addresses. Of each Vip, another node is the first one.
+    fn head_start(&self, uid: &str, node: &str) -> Duration {
+        let score = |name: &str| {
+            let mut hasher = DefaultHasher::new();
+            (uid, name).hash(&mut hasher);
+            hasher.finish()
+        };
+        let (nodes, own) = (self.nodes.state(), score(node));
+        let is_before = |other: &&Arc<Node>| !is_excluded(other) && score(&other.name_any()) > own;
+        let before = u32::try_from(nodes.iter().filter(is_before).count()).unwrap_or(u32::MAX);
+        HEAD_START * before.min(MAX_HEAD_STARTS)
     }
 
     /// Returns the routers that a node announces to, the first of each address.
@@ -224,7 +268,7 @@ impl Speakers {
         let Some(node) = self.nodes.get(&ObjectRef::new(node)) else {
             return Vec::new();
         };
-        if node.labels().contains_key(EXCLUDED) {
+        if is_excluded(&node) {
             return Vec::new();
         }
         let mut peers: Vec<Peer> = self
@@ -265,18 +309,27 @@ impl Speakers {
             .iter()
             .filter_map(|vip| Some((vip.metadata.uid.as_deref()?, vip)))
             .collect();
+        let end = Instant::now() + GRANTING;
+        // The answers to the node that no longer count. `None`: this one must not have addresses of L2.
+        let expired = if answer.routes.iter().any(|route| route.l2) {
+            let renewed = timeout_at(end, self.l2.renew(node, report.sequence)).await;
+            renewed.unwrap_or_default()
+        } else {
+            None
+        };
+        let is_lost = |route: &Route| route.l2 && expired.is_none();
         // A node that announces an address without an entry gets one.
         let is_new = |route: &Route| {
-            let vip = vips.get(route.uid.as_str());
-            !announces(report, route) || vip.is_none_or(|vip| entry(vip, node).is_none())
+            let known = vips.get(route.uid.as_str()).and_then(|vip| entry(vip, node));
+            let is_over = |known: u64| route.l2 && expired.is_none_or(|expired| known <= expired);
+            !announces(report, route) || known.is_none_or(is_over)
         };
         let new: BTreeSet<String> = answer
             .routes
             .iter()
-            .filter(|route| is_new(route))
+            .filter(|route| !is_lost(route) && is_new(route))
             .map(|route| route.uid.clone())
             .collect();
-        let end = Instant::now() + GRANTING;
         let granted: BTreeSet<String> = futures::stream::iter(new)
             .map(|uid| async {
                 let vip = vips.get(uid.as_str())?;
@@ -287,26 +340,41 @@ impl Speakers {
             .filter_map(|granted| async { granted })
             .collect()
             .await;
-        let is_refused = |route: &Route| is_new(route) && !granted.contains(&route.uid);
-        if answer.routes.iter().any(is_refused) {
-            answer.routes.retain(|route| !is_refused(route));
+        let is_refused = |route: &Route| is_lost(route) || is_new(route) && !granted.contains(&route.uid);
+        let is_whole = !answer.routes.iter().any(is_refused);
+        answer.routes.retain(|route| !is_refused(route));
+        let has_l2 = answer.routes.iter().any(|route| route.l2);
+        answer.renew_after_ms = has_l2.then(|| u64::from(self.l2.seconds) * 1000 / RENEWALS);
+        if !is_whole {
             answer.version = String::new();
-            sleep(PAUSE).await;
+            if !has_l2 {
+                sleep(PAUSE).await;
+            }
         }
         answer
     }
 
     /// Returns whether the API server's copy of a Vip says that this request is answered by its addresses.
     async fn let_announce(&self, vip: &Vip, node: &str, report: &Report) -> bool {
+        let is_l2 = announce(vip) == AnnounceBy::L2;
+        if is_l2 && entry(vip, node).is_none() {
+            sleep(self.head_start(vip.metadata.uid.as_deref().unwrap_or_default(), node)).await;
+        }
         let written = change_status(&self.client, vip, |vip| {
             let is_wanted = addresses(vip).any(|address| may_have(vip, node, address, report));
-            is_wanted && let_announce(vip, node, report.sequence)
+            let is_free = announce(vip) == AnnounceBy::Bgp || self.l2.claim(vip, node);
+            is_wanted && is_free && let_announce(vip, node, report.sequence)
         });
         let written = written.await.unwrap_or_else(|error| {
             debug!(node, %error, "a route can't be granted yet");
             None
         });
-        written.is_some_and(|vip| entry(&vip, node) == Some(report.sequence) && !is_withdrawn(&vip))
+        written.is_some_and(|vip| {
+            entry(&vip, node) == Some(report.sequence)
+                && !is_withdrawn(&vip)
+                && (announce(&vip) == AnnounceBy::L2) == is_l2
+                && (!is_l2 || holder(&vip) == Some(node))
+        })
     }
 
     /// Tells which passwords a node does not have, by events of the BgpPeers.
@@ -330,8 +398,11 @@ impl Speakers {
     /// Writes what a node says into the status of the Vips concerned. What is not written in time is written with the
     /// next request.
     async fn note(&self, node: &str, report: &Report) {
-        let has_peers = !self.peers_of(node).is_empty();
-        let change = |vip: &mut Vip| note(vip, node, report, has_peers, Timestamp::now());
+        let peers = self.peers_of(node);
+        let change = |vip: &mut Vip| {
+            let is_candidate = self.is_candidate(vip, node, &peers);
+            note(vip, node, report, is_candidate, Timestamp::now())
+        };
         let vips = self.vips.state().into_iter();
         let concerned = vips.filter(|vip| concerns(vip, node, report) && change(&mut Vip::clone(vip)));
         let noted = futures::stream::iter(concerned).for_each_concurrent(AT_ONCE, |vip| async move {
@@ -392,6 +463,27 @@ fn announces(report: &Report, route: &Route) -> bool {
     report.announced.iter().any(is_it)
 }
 
+/// Whether a node announces nothing.
+fn is_excluded(node: &Node) -> bool {
+    node.labels().contains_key(EXCLUDED)
+}
+
+/// How a Vip's addresses are announced.
+fn announce(vip: &Vip) -> AnnounceBy {
+    vip.status
+        .as_ref()
+        .map(|status| status.announce)
+        .unwrap_or_default()
+}
+
+/// Returns the only node that may announce a Vip's addresses.
+fn holder(vip: &Vip) -> Option<&str> {
+    match vip.status.as_ref()?.announcers.as_slice() {
+        [announcer] => Some(&announcer.node),
+        _ => None,
+    }
+}
+
 fn selects(peer: &BgpPeer, labels: &BTreeMap<String, String>) -> bool {
     let selector = Selector::try_from(peer.spec.node_selector.clone());
     selector.is_ok_and(|selector| selector.matches(labels))
@@ -421,11 +513,12 @@ fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
         .peekable();
     let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
     let accepted = find(conditions.unwrap_or_default(), "Accepted");
+    let is_l2 = announce(vip) == AnnounceBy::L2;
     !is_withdrawn(vip)
         && !vip.status.as_ref().is_some_and(VipStatus::is_private)
         && accepted.is_some_and(|accepted| !NOT_ITS_SERVICE.contains(&accepted.reason.as_str()))
         && servings.peek().is_some()
-        && servings.all(|serving| is_its(&serving))
+        && servings.all(|serving| is_its(&serving) && (serving.on_link || !is_l2))
 }
 
 /// Returns the number of the last request by which a node was let announce a Vip's addresses.
@@ -453,15 +546,16 @@ fn let_announce(vip: &mut Vip, node: &str, sequence: u64) -> bool {
     true
 }
 
-/// Notes what a node says of a Vip. Returns whether anything changed.
-pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Timestamp) -> bool {
+/// Notes what a node says of a Vip. Returns whether anything changed. `is_candidate`: the node may announce the Vip's
+/// addresses if it serves them.
+pub fn note(vip: &mut Vip, node: &str, report: &Report, is_candidate: bool, now: Timestamp) -> bool {
     let own: Vec<IpAddr> = addresses(vip).collect();
     let uid = vip.metadata.uid.as_deref().unwrap_or_default();
     let is_own = |announced: &Announced| {
         announced.uid == uid || (announced.uid.is_empty() && own.contains(&announced.address))
     };
     let announces = report.announced.iter().any(is_own);
-    let is_wanted = has_peers && own.iter().any(|address| may_have(vip, node, *address, report));
+    let is_wanted = is_candidate && own.iter().any(|address| may_have(vip, node, *address, report));
     let answered = entry(vip, node);
     let is_over = !announces && !is_wanted && answered.is_some_and(|sequence| sequence < report.sequence);
     let is_latest = answered.is_none_or(|sequence| sequence <= report.sequence);
@@ -481,7 +575,7 @@ pub fn note(vip: &mut Vip, node: &str, report: &Report, has_peers: bool, now: Ti
         } else {
             status.announced_by.retain(|known| known != node);
         }
-        let said = announced(&status.announced_by);
+        let said = announced(&status.announced_by, status.announce);
         say(&mut status.conditions, "Announced", said, generation, now);
         sum_up(vip, now);
         is_changed = true;

@@ -24,7 +24,9 @@ use serde_json::json;
 use thiserror::Error;
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
-use thuban_api::{Condition, ConditionStatus, IpFamily, IpPool, PoolClass, Vip, VipProfile, VipStatus};
+use thuban_api::{
+    AnnounceBy, Condition, ConditionStatus, IpFamily, IpPool, PoolClass, Vip, VipProfile, VipStatus,
+};
 use tracing::warn;
 
 use crate::leases::{Leases, RENEW_EVERY, covers};
@@ -192,7 +194,7 @@ pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp
             .conditions
             .retain(|condition| condition.kind != "Announced");
     }
-    let announced = (!is_private).then(|| announced(&status.announced_by));
+    let announced = (!is_private).then(|| announced(&status.announced_by, status.announce));
     let accepted = (accepted.0, accepted.1.to_owned(), accepted.2);
     let said = [
         ("Accepted", Some(accepted)),
@@ -232,6 +234,26 @@ fn healthy(status: &VipStatus) -> (ConditionStatus, String, String) {
         (ConditionStatus::False, "MembersFail", message)
     };
     (is_healthy, reason.to_owned(), message)
+}
+
+/// Writes how a Vip's addresses are announced. That stays as long as a node may announce them. Returns whether it
+/// changed.
+pub fn set_announce(vip: &mut Vip, announce: AnnounceBy) -> bool {
+    let status = vip.status.get_or_insert_with(VipStatus::default);
+    let is_new = status.announcers.is_empty() && status.announce != announce;
+    if is_new {
+        status.announce = announce;
+    }
+    is_new
+}
+
+/// Returns how the addresses of the leases are announced; `None` if that is not known.
+fn announce_of(outcome: &Outcome, pools: &Store<IpPool>) -> Option<AnnounceBy> {
+    let (Outcome::Granted(grants) | Outcome::Refused(_, _, grants)) = outcome else {
+        return None;
+    };
+    let pool = pools.get(&ObjectRef::new(&grants.first()?.lease.pool))?;
+    Some(pool.spec.announce)
 }
 
 /// Sets what follows from the rest of a Vip's status: the number of nodes, and the condition `Ready`, which has the
@@ -298,10 +320,14 @@ pub fn say(
 }
 
 /// Returns what the condition `Announced` says.
-pub fn announced(nodes: &[String]) -> (ConditionStatus, String, String) {
+pub fn announced(nodes: &[String], announce: AnnounceBy) -> (ConditionStatus, String, String) {
     if nodes.is_empty() {
-        let message = "no node announces the addresses: does a BgpPeer select nodes that serve the Service?";
-        (ConditionStatus::False, "NoNode".to_owned(), message.to_owned())
+        let question = match announce {
+            AnnounceBy::Bgp => "does a BgpPeer select nodes that serve the Service?",
+            AnnounceBy::L2 => "are they of the subnet of a node that serves the Service?",
+        };
+        let message = format!("no node announces the addresses: {question}");
+        (ConditionStatus::False, "NoNode".to_owned(), message)
     } else {
         let message = format!("announced by {}", nodes.join(", "));
         (ConditionStatus::True, "Announced".to_owned(), message)
@@ -329,12 +355,22 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     if let Outcome::Refused(reason, message, _) = &outcome {
         warn!(namespace, name = vip.name_any(), reason, message, "no lease");
     }
+    let announce = announce_of(&outcome, &context.pools);
+    let is_granted = matches!(&outcome, Outcome::Granted(grants) if !grants.is_empty());
+    // Nodes get new addresses only after it is known how these are announced.
+    let outcome = if is_granted && announce.is_none() && !has_addresses(&vip) {
+        Outcome::Away
+    } else {
+        outcome
+    };
     let now = Timestamp::now();
-    let mut described = Vip::clone(&vip);
-    if describe(&mut described, accepted.clone(), &outcome, now) {
+    let change = |vip: &mut Vip| {
+        let is_announced_anew = announce.is_some_and(|announce| set_announce(vip, announce));
+        describe(vip, accepted.clone(), &outcome, now) || is_announced_anew
+    };
+    if change(&mut Vip::clone(&vip)) {
         change_status(&context.client, &*vip, |current| {
-            current.metadata.deletion_timestamp.is_none()
-                && describe(current, accepted.clone(), &outcome, now)
+            current.metadata.deletion_timestamp.is_none() && change(current)
         })
         .await?;
     }
@@ -344,6 +380,12 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
         Outcome::Granted(_) | Outcome::Refused(..) => ANSWERED_RETRY,
         Outcome::Away => LEASE_RETRY,
     }))
+}
+
+fn has_addresses(vip: &Vip) -> bool {
+    vip.status
+        .as_ref()
+        .is_some_and(|status| !status.addresses.is_empty())
 }
 
 /// Whether the Service of a Vip that lbaasd made can be reached by it.

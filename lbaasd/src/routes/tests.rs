@@ -47,6 +47,7 @@ fn serving(address: &str, service: &str) -> Serving {
     Serving {
         address: address.parse().unwrap(),
         service: service.to_owned(),
+        on_link: false,
     }
 }
 
@@ -115,6 +116,15 @@ fn a_node_gets_an_address_only_for_the_service_that_it_leads_to() {
     assert!(may_have(&vip, "node-a", address, &says("")));
     assert!(!may_have(&vip, "node-b", address, &says("")));
     assert!(!may_have(&vip, "node-a", address, &says("blue/web")));
+}
+
+#[test]
+fn a_node_gets_an_address_of_l2_only_on_its_link() {
+    let (vip, address) = (vip(&json!({"announce": "L2"})), ADDRESS.parse().unwrap());
+    let mut says = report(1, false);
+    assert!(!may_have(&vip, "node-a", address, &says));
+    says.serves[0].on_link = true;
+    assert!(may_have(&vip, "node-a", address, &says));
 }
 
 #[test]

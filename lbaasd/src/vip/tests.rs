@@ -3,9 +3,9 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use thuban_api::condition::find;
-use thuban_api::{ConditionStatus, IpFamily, IpPool, Vip};
+use thuban_api::{AnnounceBy, ConditionStatus, IpFamily, IpPool, Vip};
 
-use super::{Outcome, accepted, choose, describe, sum_up};
+use super::{Outcome, accepted, choose, describe, set_announce, sum_up};
 
 fn pool(name: &str, more: &Value) -> IpPool {
     let mut pool = json!({
@@ -112,6 +112,16 @@ fn healthy_follows_from_the_members() {
     assert_eq!(of(3, 3), (ConditionStatus::False, "AllMembersFail".to_owned()));
     assert_eq!(of(0, 0), (ConditionStatus::False, "NoMembers".to_owned()));
     assert_eq!(said(&Value::Null, 3, 0), None);
+}
+
+#[test]
+fn a_way_to_announce_stays_while_a_node_announces() {
+    let mut announced = vip(&json!({"announcers": [{"node": "node-a", "sequence": 1}]}));
+    assert!(!set_announce(&mut announced, AnnounceBy::L2), "another pool's");
+    let mut new = vip(&json!({}));
+    assert!(set_announce(&mut new, AnnounceBy::L2));
+    assert!(!set_announce(&mut new, AnnounceBy::L2), "nothing new");
+    assert_eq!(new.status.unwrap().announce, AnnounceBy::L2);
 }
 
 #[test]
