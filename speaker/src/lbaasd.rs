@@ -43,6 +43,8 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause after a failure.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// How often a node that has addresses of L2 tries again at once.
+const QUICK_TRIES: u32 = 8;
 /// Bytes of the largest answer.
 const LARGEST_ANSWER: usize = 16 << 20;
 
@@ -104,9 +106,10 @@ impl Client {
         Self { place, http: None }
     }
 
-    /// Sends a report, and returns the answer. The caller may drop the future, which abandons the request.
-    pub async fn ask(&mut self, report: &Report) -> Result<Routes, LbaasdError> {
-        let exchange = timeout(REQUEST_TIMEOUT, self.exchange(report)).await;
+    /// Sends a report, and returns the answer, if it comes in time. The caller may drop the future, which abandons the
+    /// request.
+    pub async fn ask(&mut self, report: &Report, limit: Duration) -> Result<Routes, LbaasdError> {
+        let exchange = timeout(limit, self.exchange(report)).await;
         exchange.unwrap_or(Err(LbaasdError::Silent))
     }
 
@@ -220,6 +223,9 @@ pub async fn follow(
 ) {
     let mut version = String::new();
     let mut pause = PAUSE;
+    // How soon addresses of L2 are asked for again, and how often that failed.
+    let mut renewal: Option<Duration> = None;
+    let mut failures = 0;
     loop {
         let begun = Instant::now();
         let (ask, told) = oneshot::channel();
@@ -250,8 +256,9 @@ pub async fn follow(
             sleep_until(begun + INTERVAL).await;
             let _ = said.wait_for(|now| now.as_ref() != Some(&known)).await;
         };
+        let limit = renewal.map_or(REQUEST_TIMEOUT, |renewal| renewal * 2);
         let asked = tokio::select! {
-            asked = client.ask(&report) => asked,
+            asked = client.ask(&report, limit) => asked,
             () = obsolete => continue,
         };
         match asked {
@@ -260,6 +267,8 @@ pub async fn follow(
                     info!("lbaasd answers");
                 }
                 pause = PAUSE;
+                failures = 0;
+                renewal = routes.renew_after_ms.map(Duration::from_millis);
                 version.clone_from(&routes.version);
                 if let Err(error) = sequence.raise(routes.sequence) {
                     warn!(%error, "the numbers of requests are not kept");
@@ -275,13 +284,28 @@ pub async fn follow(
                 }
                 let _ = wait.await;
                 sleep_until(begun + INTERVAL).await;
+                if let Some(renewal) = renewal {
+                    let changed = async {
+                        let _ = said.wait_for(|now| now.as_ref() != Some(&known)).await;
+                    };
+                    tokio::select! {
+                        () = sleep_until(begun + renewal) => {}
+                        () = changed => {}
+                    }
+                }
             }
             Err(error) => {
                 if error.reached_nobody() && asks.send(Ask::TakeBack(renounced)).await.is_err() {
                     return;
                 }
-                if pause == PAUSE {
+                if pause == PAUSE && failures == 0 {
                     warn!(%error, "lbaasd gives no answer, trying again");
+                }
+                failures += 1;
+                renewal = renewal.filter(|_| failures < QUICK_TRIES);
+                if renewal.is_some() {
+                    sleep(INTERVAL).await;
+                    continue;
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(MAX_PAUSE);

@@ -1,11 +1,13 @@
-//! The speaker: announces the addresses of load balancers from its node by BGP, through gobgpd.
+//! The speaker: announces the addresses of load balancers from its node by BGP, through gobgpd. Addresses of L2 it
+//! announces itself, by ARP and neighbour discovery.
 //!
 //! Invariant: a route is announced only while lbaasd has granted it, and while transitd serves its address. What
-//! lbaasd is told never leaves out a route that gobgpd may have.
+//! lbaasd is told never leaves out a route that gobgpd may have, nor an address that the node answers for.
 
 pub mod deadlines;
 pub mod decide;
 pub mod gobgp;
+pub mod l2;
 pub mod lbaasd;
 pub mod metrics;
 pub mod passwords;

@@ -1,4 +1,4 @@
-//! The process: listens to lbaasd and transitd, and keeps gobgpd to what follows from both.
+//! The process: listens to lbaasd and transitd, and keeps gobgpd and the answers by ARP to what follows from both.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -12,13 +12,15 @@ use clap::{Args, Parser};
 use thuban_proto::DEFAULT_CNI_SOCKET;
 use thuban_speaker::deadlines::{Deadlines, now};
 use thuban_speaker::gobgp::{Gobgp, NextHops};
+use thuban_speaker::l2::L2;
+use thuban_speaker::l2::responder::ResponderError;
 use thuban_speaker::lbaasd::{self, Ask, Client, Place};
 use thuban_speaker::passwords::{self, Passwords};
 use thuban_speaker::reconcile::Reconciler;
 use thuban_speaker::sequence::Sequence;
 use thuban_speaker::{metrics, transitd};
 use thuban_telemetry::{control, process};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -27,7 +29,7 @@ const GOBGPD_SOCKET: &str = "/run/gobgpd/api.sock";
 /// The longest time between two passes.
 const PASS: Duration = Duration::from_secs(1);
 
-/// Announces the addresses of load balancers from a node by BGP.
+/// Announces the addresses of load balancers from a node by BGP, ARP and neighbour discovery.
 #[derive(Debug, Parser)]
 #[command(version)]
 enum Command {
@@ -111,13 +113,27 @@ async fn main() -> Result<()> {
     }
     let deadlines = Deadlines::new(&settings.state_folder)?;
     let sequence = Sequence::begin(&settings.state_folder)?;
-    let mut reconciler = Reconciler::new(Gobgp::new(settings.gobgpd_socket), deadlines, next_hops);
+    let (l2, responder) = match L2::start(&settings.node_ips) {
+        Ok((l2, responder)) => (Some(l2), Some(responder)),
+        Err(error) => {
+            warn!(%error, "this node answers for no addresses of L2");
+            (None, None)
+        }
+    };
+    let gobgp = Gobgp::new(settings.gobgpd_socket);
+    let mut reconciler = Reconciler::new(gobgp, deadlines, next_hops, l2);
     let client = Client::new(Place {
         address: settings.lbaasd_address,
         ca_file: settings.ca_file,
         token_file: settings.token_file,
     });
-    let work = run(&mut reconciler, (client, sequence), settings.transitd_socket);
+    let transitd_socket = settings.transitd_socket;
+    let work = async {
+        tokio::select! {
+            ended = run(&mut reconciler, (client, sequence), transitd_socket) => ended,
+            ended = until_ended(responder) => ended,
+        }
+    };
     process::until_signalled(Box::pin(work)).await?;
     // gobgpd goes on. If it ends too, it ends its sessions.
     info!("the routes stay as they are");
@@ -151,6 +167,17 @@ fn become_gobgpd(program: &Path, socket: &Path) -> anyhow::Error {
         .args(["--pprof-disable", "--metrics-path=", "--log-plain"])
         .exec();
     anyhow::Error::new(error).context(format!("starting {}", program.display()))
+}
+
+/// Waits until nobody answers ARP any more.
+async fn until_ended(responder: Option<oneshot::Receiver<ResponderError>>) -> Result<()> {
+    let Some(responder) = responder else {
+        return std::future::pending().await;
+    };
+    match responder.await {
+        Ok(error) => Err(error).context("answering ARP and neighbour discovery"),
+        Err(_) => bail!("the thread that answers ARP and neighbour discovery ended"),
+    }
 }
 
 /// Works for ever.

@@ -19,6 +19,7 @@ struct Metrics {
     announced: Gauge,
     lengthened: Gauge,
     peers: Family<InState, Gauge>,
+    l2_addresses: Gauge,
     since_answer: Gauge,
     registry: Registry,
 }
@@ -32,6 +33,7 @@ impl Metrics {
             announced: Gauge::default(),
             lengthened: Gauge::default(),
             peers: Family::default(),
+            l2_addresses: Gauge::default(),
             since_answer: Gauge::default(),
             registry: Registry::with_prefix("thuban_speaker"),
         };
@@ -50,6 +52,11 @@ impl Metrics {
             "peers",
             "BGP peers, by state of the session",
             metrics.peers.clone(),
+        );
+        registry.register(
+            "l2_addresses",
+            "Addresses that this node answers for by ARP and neighbour discovery",
+            metrics.l2_addresses.clone(),
         );
         registry.register_with_unit(
             "since_answer",
@@ -76,6 +83,11 @@ pub fn peers(established: usize, others: usize) {
     for (state, count) in [("established", established), ("down", others)] {
         METRICS.peers.get_or_create(&InState { state }).set(gauge(count));
     }
+}
+
+/// Notes for how many addresses this node answers.
+pub fn l2_addresses(count: usize) {
+    METRICS.l2_addresses.set(gauge(count));
 }
 
 /// Notes how long ago lbaasd answered.

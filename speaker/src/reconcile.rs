@@ -1,5 +1,7 @@
 //! Brings gobgpd to what was decided: BGP, routes, then peers.
 //!
+//! Addresses of L2 are left to [`L2`], and wait for no pass.
+//!
 //! Each pass begins with what gobgpd says of itself, and ends at the first failure. The next pass goes on.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,11 +14,12 @@ use tracing::{info, warn};
 use crate::deadlines::{Deadlines, DeadlinesError, now};
 use crate::decide::{Form, Grant, State, Step};
 use crate::gobgp::{self, Gobgp, GobgpError, Lengthening, NextHops, Wanted};
+use crate::l2::L2;
 use crate::lbaasd::{Said, Told};
 use crate::metrics;
 use crate::passwords::Passwords;
 use crate::transitd::Served;
-use thuban_api::routes::{Announced, Peer, Routes, Serving, WithoutPassword};
+use thuban_api::routes::{Announced, Peer, Route, Routes, Serving, WithoutPassword};
 
 /// How often gobgpd's routes are listed. Requests that gobgpd carried out too late show then.
 const LIST: Duration = Duration::from_secs(30);
@@ -42,6 +45,8 @@ pub struct Reconciler {
     deadlines: Deadlines,
     state: State,
     next_hops: NextHops,
+    /// `None`: the node answers for no addresses.
+    l2: Option<L2>,
     /// The addresses that transitd serves, with their Services. `None`: it has not answered yet.
     services: Option<BTreeSet<(IpAddr, String)>>,
     /// `None`: lbaasd has not answered yet.
@@ -62,13 +67,14 @@ pub struct Reconciler {
 }
 
 impl Reconciler {
-    pub fn new(gobgp: Gobgp, deadlines: Deadlines, next_hops: NextHops) -> Self {
+    pub fn new(gobgp: Gobgp, deadlines: Deadlines, next_hops: NextHops, l2: Option<L2>) -> Self {
         let state = State::new(deadlines.read(), now());
         Self {
             gobgp,
             deadlines,
             state,
             next_hops,
+            l2,
             services: None,
             peers: None,
             passwords: Passwords::new(),
@@ -83,7 +89,11 @@ impl Reconciler {
 
     /// Takes an answer of lbaasd.
     pub fn answered(&mut self, answer: Routes, sent: Duration) {
-        self.state.answered(answer.routes, sent);
+        let (of_l2, routes): (Vec<Route>, Vec<Route>) = answer.routes.into_iter().partition(|route| route.l2);
+        if let Some(l2) = &self.l2 {
+            l2.owned().answered(&of_l2, self.state.serves(), sent, now());
+        }
+        self.state.answered(routes, sent);
         self.peers = Some(answer.peers);
     }
 
@@ -92,6 +102,9 @@ impl Reconciler {
         let addresses = served.services.iter().map(|(address, _)| *address);
         self.state.served(addresses.collect(), served.at);
         self.services = Some(served.services);
+        if let Some(l2) = &self.l2 {
+            l2.owned().served(self.state.serves());
+        }
     }
 
     /// Takes what was read of Secrets.
@@ -107,7 +120,11 @@ impl Reconciler {
 
     /// Returns what lbaasd would be told; `None` while gobgpd has not said what it has.
     pub fn report(&self) -> Option<Said> {
-        self.is_adopted.then(|| self.said(self.state.report(now())))
+        let of_l2 = self.l2.as_ref().map(|l2| l2.owned().report(now()));
+        metrics::l2_addresses(of_l2.as_ref().map_or(0, Vec::len));
+        let mut announced = self.state.report(now());
+        announced.extend(of_l2.into_iter().flatten());
+        self.is_adopted.then(|| self.said(announced))
     }
 
     /// Returns what lbaasd is told. Nothing else is granted from then on, also after a restart; `None` if that can't be
@@ -116,7 +133,10 @@ impl Reconciler {
         if !self.is_adopted {
             return None;
         }
-        let (announced, renounced) = self.state.renounce(now());
+        let (mut announced, renounced) = self.state.renounce(now());
+        if let Some(l2) = &self.l2 {
+            announced.extend(l2.owned().renounce(now()));
+        }
         if let Err(error) = self.deadlines.write(self.state.granted()) {
             warn!(%error, "lbaasd is not asked");
             return None;
@@ -139,8 +159,13 @@ impl Reconciler {
                 .map(|address| (*address, String::new()))
         };
         let services = self.services.clone().unwrap_or_else(|| adopted().collect());
+        let can_answer = |address| self.l2.as_ref().is_some_and(|l2| l2.can_answer(address));
         let serves = services.into_iter().filter(|(address, _)| can_announce(address));
-        let serves = serves.map(|(address, service)| Serving { address, service });
+        let serves = serves.map(|(address, service)| Serving {
+            address,
+            service,
+            on_link: can_answer(address),
+        });
         Said {
             announced,
             serves: serves.collect(),

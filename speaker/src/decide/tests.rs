@@ -19,6 +19,7 @@ fn route(last: u8, remaining_seconds: u64) -> Route {
         uid: format!("uid-{last}"),
         address: ip(last),
         remaining_seconds: Some(remaining_seconds),
+        l2: false,
     }
 }
 
@@ -231,6 +232,7 @@ fn an_answer_without_a_time_leaves_the_deadline() {
         uid: uid.to_owned(),
         address: ip(last),
         remaining_seconds: None,
+        l2: false,
     };
     state.answered(vec![kept(1, "uid-1"), kept(2, "uid-2")], at(130));
     state.served(set(&[1, 2]), at(131));
