@@ -3,8 +3,10 @@
 //!
 //! One address passes from Vip to Vip. At each moment, whoever announces it does so for the Vip that cidrd leases it
 //! to. So does each name in DNS, which a node announces until resolvers have forgotten it (`simulation/names.rs`).
-//! `THUBAN_SCHEDULES=N` runs N schedules (100).
+//! `THUBAN_SCHEDULES=N` runs N schedules (100). Addresses of L2 have schedules of their own (`simulation/l2.rs`).
 
+mod api_server;
+mod l2;
 mod names;
 
 use std::collections::BTreeMap;
@@ -15,10 +17,8 @@ use std::time::Duration;
 use cidrd::client::Grant;
 use cidrd::http::Lease;
 use fastrand::Rng;
-use http::{Method, Request, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::api::ObjectMeta;
-use kube::client::Body;
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::watcher::Event;
 use kube::{Client, ResourceExt};
@@ -30,10 +30,12 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::l2::NodeLeases;
 use super::{Report, Serving, Speakers};
 use crate::events::Warnings;
 use crate::leases::Leases;
 use crate::vip::ending::{Ending, ending, is_withdrawn, proceed};
+use l2::{L2, NodeLease};
 use names::Dns;
 
 const LENGTH: Duration = Duration::from_hours(2);
@@ -41,8 +43,6 @@ const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7));
 const NODES: [&str; 3] = ["node-a", "node-b", "node-c"];
 /// The seconds of a lease.
 const LEASE: u32 = 300;
-
-type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 /// What happened in a schedule, which must be enough to prove something.
 #[derive(Debug, Default)]
@@ -70,10 +70,25 @@ struct World {
     /// The UID for which each node announces the address.
     announced: Mutex<BTreeMap<&'static str, String>>,
     dns: Dns,
+    l2: L2,
     seen: Mutex<Seen>,
 }
 
 impl World {
+    fn new(seed: u64, announce: &'static str) -> Arc<Self> {
+        Arc::new(Self {
+            start: Instant::now(),
+            random: Mutex::new(Rng::with_seed(seed)),
+            vip: Mutex::default(),
+            version: Mutex::default(),
+            lease: Mutex::default(),
+            announced: Mutex::default(),
+            dns: Dns::default(),
+            l2: L2::new(announce),
+            seen: Mutex::default(),
+        })
+    }
+
     fn number(&self, below: u64) -> u64 {
         self.random.lock().unwrap().u64(..below)
     }
@@ -101,56 +116,6 @@ impl World {
         count(&mut self.seen.lock().unwrap());
     }
 
-    /// Writes the Vip, with a new version.
-    fn write(&self, vip: Vip) -> Vip {
-        let mut version = self.version.lock().unwrap();
-        *version += 1;
-        let mut vip = vip;
-        vip.metadata.resource_version = Some(version.to_string());
-        *self.vip.lock().unwrap() = Some(vip.clone());
-        vip
-    }
-
-    /// Answers a request as an API server does.
-    async fn serve(self: Arc<Self>, request: Request<Body>) -> Result<Response<Body>, Fault> {
-        self.pause(2).await;
-        if self.chance(12) {
-            return Err("the request was lost".into());
-        }
-        let is_write = request.method() == Method::PUT;
-        let body = request.into_body().collect_bytes().await?;
-        let current = self.vip.lock().unwrap().clone();
-        let fault = |code: u16, reason: &str| {
-            let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-                "message": reason, "reason": reason, "code": code});
-            Response::builder()
-                .status(code)
-                .body(Body::from(status.to_string().into_bytes()))
-        };
-        let answer = match current {
-            None => fault(404, "NotFound")?,
-            Some(current) if is_write => {
-                let written: Vip = serde_json::from_slice(&body)?;
-                if written.metadata.resource_version == current.metadata.resource_version {
-                    let vip = Vip {
-                        status: written.status,
-                        ..current
-                    };
-                    Response::new(Body::from(serde_json::to_vec(&self.write(vip))?))
-                } else {
-                    self.count(|seen| seen.conflicts += 1);
-                    fault(409, "Conflict")?
-                }
-            }
-            Some(current) => Response::new(Body::from(serde_json::to_vec(&current)?)),
-        };
-        self.pause(2).await;
-        if self.chance(12) {
-            return Err("the answer was lost".into());
-        }
-        Ok(answer)
-    }
-
     /// Leases the address to another holder, if nobody has it. Returns whether it did.
     fn lease_anew(&self, uid: &str) -> bool {
         let mut lease = self.lease.lock().unwrap();
@@ -170,6 +135,7 @@ impl World {
         }
         let vip = self.vip.lock().unwrap();
         self.dns.check(vip.as_ref(), holder.as_deref());
+        self.l2.check(vip.as_ref(), holder.as_deref(), self.now());
     }
 }
 
@@ -179,6 +145,7 @@ struct Lbaasd {
     leases: Arc<Leases>,
     changes: watch::Sender<u64>,
     writer: Mutex<Writer<Vip>>,
+    node_leases: Mutex<Writer<NodeLease>>,
 }
 
 impl Lbaasd {
@@ -204,10 +171,13 @@ impl Lbaasd {
         let peer = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "BgpPeer", "metadata": {"name": "router"},
             "spec": {"address": "192.0.2.1", "asn": 64512, "localAsn": 64513}});
         one.apply_watcher_event(&Event::Apply(serde_json::from_value::<BgpPeer>(peer).unwrap()));
+        let (known, node_leases) = kube::runtime::reflector::store();
+        let l2 = NodeLeases::new(client.clone(), known, l2::SECONDS, changes.clone());
         let speakers = Speakers {
             warnings: Warnings::new(client.clone()),
             client,
             leases: leases.clone(),
+            l2: Arc::new(l2),
             vips,
             nodes,
             peers,
@@ -220,6 +190,7 @@ impl Lbaasd {
             leases,
             changes,
             writer: Mutex::new(writer),
+            node_leases: Mutex::new(node_leases),
         })
     }
 
@@ -292,8 +263,8 @@ async fn vips(world: Arc<World>) {
             "metadata": {"name": "web", "namespace": "red", "uid": uid},
             "spec": {"service": "web", "ipFamilies": ["IPv4"], "dns": {"name": names::random(&world)},
                 "drainSeconds": world.number(2) * 10},
-            "status": {"addresses": [ADDRESS], "conditions": [{"type": "Accepted", "status": "True",
-                "reason": "Valid", "message": "", "lastTransitionTime": ""}]}});
+            "status": {"addresses": [ADDRESS], "announce": world.l2.announce, "conditions": [{"type": "Accepted",
+                "status": "True", "reason": "Valid", "message": "", "lastTransitionTime": ""}]}});
         world.write(serde_json::from_value(vip).unwrap());
         while !world.chance(4) {
             world.pause(80).await;
@@ -412,6 +383,7 @@ impl Node {
         let serving = |address: &IpAddr| Serving {
             address: *address,
             service: service.clone(),
+            on_link: false,
         };
         self.state.serves().iter().map(serving).collect()
     }
@@ -497,16 +469,7 @@ fn run(seed: u64) -> Seen {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let world = Arc::new(World {
-            start: Instant::now(),
-            random: Mutex::new(Rng::with_seed(seed)),
-            vip: Mutex::default(),
-            version: Mutex::default(),
-            lease: Mutex::default(),
-            announced: Mutex::default(),
-            dns: Dns::default(),
-            seen: Mutex::default(),
-        });
+        let world = World::new(seed, "BGP");
         let lbaasds = [Lbaasd::new(&world), Lbaasd::new(&world)];
         let mut tasks = JoinSet::new();
         for lbaasd in &lbaasds {
