@@ -11,7 +11,11 @@ fn the_documented_settings_are_in_the_help() {
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{help}");
     let page = include_str!("../../docs/load-balancers.md");
-    for setting in ["THUBAN_DEFAULT_LOAD_BALANCER", "THUBAN_LBAASD_METRICS_PORT"] {
+    for setting in [
+        "THUBAN_DEFAULT_LOAD_BALANCER",
+        "THUBAN_LBAASD_METRICS_PORT",
+        "THUBAN_L2_SECONDS",
+    ] {
         assert!(
             help.contains(setting) && page.contains(setting),
             "{setting}: {help}"

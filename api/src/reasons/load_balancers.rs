@@ -47,8 +47,8 @@ super::reasons! {
         "cidrd does not answer; the Vip keeps the addresses that it has"
         => "look at the pods of cidrd in the namespace of Thuban";
     "NoNode", "Vip":
-        "no BgpPeer selects a node that serves the Service"
-        => "look at nodeSelector of the BgpPeers, and at the backends of the Service";
+        "no BgpPeer selects a node that serves the Service, or no such node has the subnet of an address of L2"
+        => "look at nodeSelector of the BgpPeers or at the nodes' subnets, and at the backends of the Service";
     "MembersFail", "Vip":
         "some backends fail spec.healthCheck and get no new connections"
         => "look at status.members, and at the pods";

@@ -4,6 +4,7 @@
 mod announcing;
 mod fronts;
 mod leases;
+mod link;
 mod vips;
 
 use anyhow::Result;

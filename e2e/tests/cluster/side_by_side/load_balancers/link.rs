@@ -1,0 +1,172 @@
+//! An address of L2: a client on the nodes' link finds the one node that answers ARP, and the next one when the first
+//! is silent.
+
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
+use thuban_cluster::namespace::inside;
+use thuban_cluster::router::Router;
+
+use super::{Installed, Parts, pool};
+use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
+use crate::tenants::tenants;
+
+const SOON: Duration = Duration::from_mins(1);
+/// The goal is 3 s. Machines that run tests are busy.
+const TAKEOVER: Duration = Duration::from_secs(10);
+const TENANT: &str = "red";
+const NAME: &str = "on-link";
+const SYSTEM: &str = "thuban-system";
+const SPEAKER: &str = "thuban-speaker";
+/// The last byte of the first address of the pool, which no node has.
+const FIRST: u8 = 200;
+
+/// The objects of the test, which go when this is dropped, the Service first.
+struct Made<'a>(&'a Cluster);
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        let _ = delete(
+            self.0,
+            &["service,pod", "-n", TENANT, "-l", "test=on-link", "--now"],
+        );
+        let _ = self
+            .0
+            .wait_for("the end of the Vip", SOON, || Ok(owner(self.0).is_err()));
+        let _ = delete(self.0, &["ippool", NAME]);
+    }
+}
+
+/// Returns the node that holds the Vip's addresses.
+fn owner(cluster: &Cluster) -> Result<Option<String>> {
+    let vip = get(cluster, &["vip", "-n", TENANT, NAME])?;
+    let announcers = vip["status"]["announcers"]
+        .as_array()
+        .cloned()
+        .unwrap_or_default();
+    ensure!(announcers.len() <= 1, "two owners: {announcers:?}");
+    let owner = announcers.first().and_then(|owner| owner["node"].as_str());
+    Ok(owner.map(str::to_owned))
+}
+
+fn objects(node: &str) -> [Value; 2] {
+    let labels = json!({"app": NAME, "test": "on-link"});
+    let service = json!({"apiVersion": "v1", "kind": "Service",
+        "metadata": {"name": NAME, "namespace": TENANT, "labels": labels}, "spec": {
+            "type": "LoadBalancer", "loadBalancerClass": "thuban.dev/vip", "selector": {"app": NAME},
+            "ports": [{"port": 80, "targetPort": PORT}]}});
+    let mut pod = netexec_manifest(TENANT, NAME, node, None);
+    pod["metadata"]["labels"] = labels;
+    [service, pod]
+}
+
+/// A host on the nodes' link.
+struct Neighbour<'a>(&'a Router);
+
+impl Neighbour<'_> {
+    fn ask(&self, server: SocketAddr) -> Result<String> {
+        let namespace = File::open(self.0.path()).context("the neighbour's namespace")?;
+        inside(namespace, || http_hostname_at(server, REACHED))
+    }
+
+    fn ip(&self, arguments: &[&str]) -> Result<String> {
+        let namespace = self.0.path();
+        let name = namespace.file_name().context("a name")?;
+        let output = Command::new("ip").arg("-n").arg(name).args(arguments).output()?;
+        ensure!(output.status.success(), "ip {arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Returns the Ethernet address of who answers ARP now.
+    fn resolve(&self, server: SocketAddr) -> Result<String> {
+        let address = server.ip().to_string();
+        // There may be no entry.
+        let _ = self.ip(&["neigh", "del", &address, "dev", "eth0"]);
+        self.ask(server)?;
+        let entry = self.ip(&["neigh", "show", &address, "dev", "eth0"])?;
+        let words: Vec<&str> = entry.split_whitespace().collect();
+        let found = words.windows(2).find(|pair| pair[0] == "lladdr");
+        Ok(found.context("an entry")?[1].to_owned())
+    }
+}
+
+#[test]
+fn a_neighbour_finds_the_owner_of_an_address_of_l2() -> Result<()> {
+    let cluster = &tenants().cluster;
+    let _installed = Installed::new(cluster, &Parts::All)?;
+    let router = Router::start(cluster, None)?;
+    let _made = Made(cluster);
+    for workload in [
+        "deployment/thuban-cidrd",
+        "deployment/thuban-lbaasd",
+        "daemonset/thuban-speaker",
+    ] {
+        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
+    }
+    let [first, second, third, _] = cluster.gateway().octets();
+    let range = format!("{}/29", Ipv4Addr::new(first, second, third, FIRST));
+    let terms = [
+        (
+            "allowedNamespaces",
+            json!({"matchLabels": {"kubernetes.io/metadata.name": TENANT}}),
+        ),
+        ("announce", json!("L2")),
+        ("quarantineSeconds", json!(5)),
+    ];
+    apply(cluster, &[pool(NAME, &[&range], &terms)])?;
+    let nodes = cluster.nodes()?;
+    let mut made = objects(&nodes[0]);
+    made[0]["metadata"]["annotations"] = json!({"thuban.dev/ip-pool": NAME});
+    apply(cluster, &made)?;
+    running(cluster, TENANT, NAME)?;
+    let mut address = None;
+    cluster.wait_for("the Service's address", SOON, || {
+        let service = get(cluster, &["service", "-n", TENANT, NAME])?;
+        let ingress = &service["status"]["loadBalancer"]["ingress"][0];
+        address = ingress["ip"].as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
+        Ok(address.is_some())
+    })?;
+    let server = SocketAddr::new(address.context("an address")?, 80);
+    let neighbour = Neighbour(&router);
+    cluster.wait_for("an answer", SOON, || Ok(neighbour.ask(server).is_ok()))?;
+    let before = owner(cluster)?.context("an owner")?;
+    let place = neighbour.resolve(server)?;
+    // The speaker is stopped, and not ended: it may come back with what it had.
+    cluster.signal(&before, SPEAKER, "STOP")?;
+    let stopped = Instant::now();
+    let taken = cluster.wait_for("another owner", TAKEOVER, || {
+        Ok(owner(cluster)?.is_some_and(|owner| owner != before))
+    });
+    let answered = taken.and_then(|()| {
+        cluster.wait_for("an answer of the new owner", TAKEOVER, || {
+            Ok(neighbour.resolve(server).is_ok_and(|found| found != place))
+        })
+    });
+    println!("another node answers after {:.1?}", stopped.elapsed());
+    cluster.signal(&before, SPEAKER, "CONT")?;
+    answered?;
+    // Who comes back does not answer.
+    let places: BTreeSet<String> = (0..10)
+        .map(|_| {
+            std::thread::sleep(Duration::from_millis(300));
+            neighbour.resolve(server)
+        })
+        .collect::<Result<_>>()?;
+    assert!(
+        places.len() == 1 && !places.contains(&place),
+        "{places:?}, {place}"
+    );
+    // The end: withdrawn, then released.
+    delete(cluster, &["service", "-n", TENANT, NAME])?;
+    cluster.wait_for("the end of the lease", SOON, || {
+        Ok(get(cluster, &["iplease", &server.ip().to_string()]).is_err())
+    })?;
+    assert!(neighbour.resolve(server).is_err(), "nobody answers");
+    Ok(())
+}
