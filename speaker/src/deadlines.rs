@@ -100,6 +100,12 @@ impl Deadlines {
         self.written = Some(granted.clone());
         Ok(())
     }
+
+    /// Whether this process wrote a grant last.
+    pub fn has(&self, address: IpAddr, grant: &Grant) -> bool {
+        let written = self.written.as_ref();
+        written.is_some_and(|written| written.get(&address) == Some(grant))
+    }
 }
 
 #[cfg(test)]

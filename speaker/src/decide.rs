@@ -251,6 +251,20 @@ impl State {
         announced.chain(lingering).map(report).collect()
     }
 
+    /// Returns the same, and what is granted: a node says this while gobgpd may be asked for any of it.
+    pub fn report_granted(&self, now: Duration) -> Vec<Announced> {
+        let mut report = self.report(now);
+        let others = self.granted.iter().filter(|(address, grant)| {
+            let known = self.announced.get(*address);
+            known.is_none_or(|known| known.uid != grant.uid)
+        });
+        report.extend(others.map(|(address, grant)| Announced {
+            uid: grant.uid.clone(),
+            address: *address,
+        }));
+        report
+    }
+
     /// Returns how many routes are announced in a form.
     pub fn count(&self, form: Form) -> usize {
         let known = self.announced.values();

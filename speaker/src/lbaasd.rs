@@ -26,13 +26,15 @@ use thiserror::Error;
 use thuban_api::routes::{
     Announced, LONGEST_ANSWER_SECONDS, Report, Routes, Serving, TLS_NAME, WithoutPassword,
 };
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tracing::{info, warn};
 
 use crate::deadlines::now;
 use crate::decide::Grant;
+use crate::ledger::SharedLedger;
 use crate::sequence::Sequence;
+use crate::transitd::Served;
 
 /// How long an answer may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(LONGEST_ANSWER_SECONDS + 15);
@@ -178,16 +180,6 @@ fn client(bundle: &str) -> Result<Http, LbaasdError> {
     Ok(HttpClient::builder(TokioExecutor::new()).build(connector))
 }
 
-/// An answer of lbaasd.
-#[derive(Debug)]
-pub struct Answer {
-    pub routes: Routes,
-    /// When the request was sent, by CLOCK_BOOTTIME.
-    pub sent: Duration,
-    /// Dropped when the answer has taken effect. The next request waits for that.
-    pub applied: oneshot::Sender<()>,
-}
-
 /// What a node says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
@@ -203,24 +195,18 @@ pub struct Told {
     pub renounced: BTreeMap<IpAddr, Grant>,
 }
 
-/// What the task that asks lbaasd wants of the one that decides.
-#[derive(Debug)]
-pub enum Ask {
-    /// What to report. Everything else is renounced. The answer is `None` as long as that is not known.
-    Report(oneshot::Sender<Option<Told>>),
-    /// The request reached nobody, so nothing was renounced.
-    TakeBack(BTreeMap<IpAddr, Grant>),
-}
-
-/// Asks lbaasd again and again. `said`: what a report would say now; when it changes, another request replaces the one
-/// that is under way.
+/// Asks lbaasd again and again. When what a report would say changes, another request replaces the one that is under
+/// way. Addresses of L2 are asked for again without a look at gobgpd.
 pub async fn follow(
     mut client: Client,
     mut sequence: Sequence,
-    asks: mpsc::Sender<Ask>,
-    mut said: watch::Receiver<Option<Said>>,
-    answers: mpsc::Sender<Answer>,
+    ledger: SharedLedger,
+    served: watch::Receiver<Option<Served>>,
 ) {
+    let (mut said, mut applied) = {
+        let ledger = ledger.lock();
+        (ledger.reports(), ledger.applied())
+    };
     let mut version = String::new();
     let mut pause = PAUSE;
     // How soon addresses of L2 are asked for again, and how often that failed.
@@ -228,14 +214,19 @@ pub async fn follow(
     let mut failures = 0;
     loop {
         let begun = Instant::now();
-        let (ask, told) = oneshot::channel();
-        if asks.send(Ask::Report(ask)).await.is_err() {
-            return;
-        }
-        let Ok(Some(Told {
+        // The other task may not come to it.
+        let heard = served.borrow().clone();
+        let told = {
+            let mut ledger = ledger.lock();
+            if let Some(heard) = heard {
+                ledger.served(heard);
+            }
+            ledger.renounce()
+        };
+        let Some(Told {
             said: known,
             renounced,
-        })) = told.await
+        }) = told
         else {
             sleep(INTERVAL).await;
             continue;
@@ -273,30 +264,25 @@ pub async fn follow(
                 if let Err(error) = sequence.raise(routes.sequence) {
                     warn!(%error, "the numbers of requests are not kept");
                 }
-                let (applied, wait) = oneshot::channel();
-                let answer = Answer {
-                    routes,
-                    sent,
-                    applied,
-                };
-                if answers.send(answer).await.is_err() {
-                    return;
-                }
-                let _ = wait.await;
-                sleep_until(begun + INTERVAL).await;
-                if let Some(renewal) = renewal {
-                    let changed = async {
+                let number = ledger.lock().answered(routes, sent);
+                let changed = async {
+                    // The next request reports what the answer has led to.
+                    let _ = applied.wait_for(|applied| *applied >= number).await;
+                    sleep_until(begun + INTERVAL).await;
+                    if renewal.is_some() {
                         let _ = said.wait_for(|now| now.as_ref() != Some(&known)).await;
-                    };
-                    tokio::select! {
-                        () = sleep_until(begun + renewal) => {}
-                        () = changed => {}
                     }
+                };
+                if let Some(renewal) = renewal {
+                    // If gobgpd takes longer, the next request says that it has all that was granted.
+                    let _ = timeout_at(begun + renewal, changed).await;
+                } else {
+                    changed.await;
                 }
             }
             Err(error) => {
-                if error.reached_nobody() && asks.send(Ask::TakeBack(renounced)).await.is_err() {
-                    return;
+                if error.reached_nobody() {
+                    ledger.lock().take_back(renounced);
                 }
                 if pause == PAUSE && failures == 0 {
                     warn!(%error, "lbaasd gives no answer, trying again");

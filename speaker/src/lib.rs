@@ -9,6 +9,7 @@ pub mod decide;
 pub mod gobgp;
 pub mod l2;
 pub mod lbaasd;
+pub mod ledger;
 pub mod metrics;
 pub mod passwords;
 pub mod reconcile;

@@ -14,13 +14,14 @@ use thuban_speaker::deadlines::{Deadlines, now};
 use thuban_speaker::gobgp::{Gobgp, NextHops};
 use thuban_speaker::l2::L2;
 use thuban_speaker::l2::responder::ResponderError;
-use thuban_speaker::lbaasd::{self, Ask, Client, Place};
+use thuban_speaker::lbaasd::{self, Client, Place};
+use thuban_speaker::ledger::{Ledger, SharedLedger};
 use thuban_speaker::passwords::{self, Passwords};
 use thuban_speaker::reconcile::Reconciler;
 use thuban_speaker::sequence::Sequence;
 use thuban_speaker::{metrics, transitd};
 use thuban_telemetry::{control, process};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 use tokio::time::sleep;
 use tracing::{info, warn};
 
@@ -120,8 +121,9 @@ async fn main() -> Result<()> {
             (None, None)
         }
     };
+    let ledger = SharedLedger::new(Ledger::new(deadlines, next_hops, l2));
     let gobgp = Gobgp::new(settings.gobgpd_socket);
-    let mut reconciler = Reconciler::new(gobgp, deadlines, next_hops, l2);
+    let reconciler = Reconciler::new(gobgp, ledger.clone(), next_hops);
     let client = Client::new(Place {
         address: settings.lbaasd_address,
         ca_file: settings.ca_file,
@@ -130,7 +132,7 @@ async fn main() -> Result<()> {
     let transitd_socket = settings.transitd_socket;
     let work = async {
         tokio::select! {
-            ended = run(&mut reconciler, (client, sequence), transitd_socket) => ended,
+            ended = run(reconciler, ledger, (client, sequence), transitd_socket) => ended,
             ended = until_ended(responder) => ended,
         }
     };
@@ -180,34 +182,25 @@ async fn until_ended(responder: Option<oneshot::Receiver<ResponderError>>) -> Re
     }
 }
 
-/// Works for ever.
+/// Works for ever. A task of its own asks lbaasd, so that it waits for no gobgpd.
 async fn run(
-    reconciler: &mut Reconciler,
+    mut reconciler: Reconciler,
+    ledger: SharedLedger,
     (client, sequence): (Client, Sequence),
     transitd_socket: PathBuf,
 ) -> Result<()> {
     let (served_sender, mut served) = watch::channel(None);
-    let (report, said) = watch::channel(None);
-    let (answers_sender, mut answers) = mpsc::channel(1);
     tokio::spawn(transitd::follow(transitd_socket, served_sender));
-    let (asks_sender, mut asks) = mpsc::channel::<Ask>(1);
-    tokio::spawn(lbaasd::follow(
-        client,
-        sequence,
-        asks_sender,
-        said,
-        answers_sender,
-    ));
+    let mut answers = ledger.lock().answers();
+    let asking = lbaasd::follow(client, sequence, ledger.clone(), served.clone());
+    let mut asking = tokio::spawn(asking);
     let (names, wanted_names) = watch::channel(BTreeSet::new());
     let (passwords_sender, mut passwords) = watch::channel(Passwords::new());
     tokio::spawn(passwords::follow(wanted_names, passwords_sender));
-    let mut last_answer = now();
     let mut is_failing = false;
     loop {
-        let mut applied = None;
-        let wait = reconciler
-            .next()
-            .map_or(PASS, |next| next.saturating_sub(now()).min(PASS));
+        let next = ledger.lock().next();
+        let wait = next.map_or(PASS, |next| next.saturating_sub(now()).min(PASS));
         tokio::select! {
             () = sleep(wait) => {}
             changed = served.changed() => {
@@ -215,34 +208,23 @@ async fn run(
                     bail!("the look at transitd ended");
                 }
             }
-            answer = answers.recv() => {
-                let Some(answer) = answer else {
-                    bail!("the look at lbaasd ended");
-                };
-                reconciler.answered(answer.routes, answer.sent);
-                last_answer = now();
-                applied = Some(answer.applied);
-                metrics::ready();
-            }
+            _ = answers.changed() => {}
+            ended = &mut asking => bail!("the look at lbaasd ended: {ended:?}"),
             changed = passwords.changed() => {
                 if changed.is_err() {
                     bail!("the look at Secrets ended");
                 }
             }
-            ask = asks.recv() => {
-                let Some(ask) = ask else {
-                    bail!("the look at lbaasd ended");
-                };
-                match ask {
-                    Ask::Report(told) => drop(told.send(reconciler.renounce())),
-                    Ask::TakeBack(renounced) => reconciler.take_back(renounced),
-                }
+        }
+        let heard = served.borrow_and_update().clone();
+        let read = passwords.borrow_and_update().clone();
+        {
+            let mut ledger = ledger.lock();
+            if let Some(heard) = heard {
+                ledger.served(heard);
             }
+            ledger.read_passwords(read);
         }
-        if let Some(served) = served.borrow_and_update().clone() {
-            reconciler.served(served);
-        }
-        reconciler.read_passwords(passwords.borrow_and_update().clone());
         match reconciler.reconcile().await {
             Ok(()) => is_failing = false,
             Err(error) if !is_failing => {
@@ -251,11 +233,12 @@ async fn run(
             }
             Err(_) => {}
         }
-        report.send_if_modified(|known| update(known, reconciler.report()));
-        names.send_if_modified(|known| update(known, reconciler.password_secrets()));
-        metrics::since_answer(now().saturating_sub(last_answer));
-        // The next request reports what the answer has led to.
-        drop(applied);
+        let (secrets, since_answer) = {
+            let ledger = ledger.lock();
+            (ledger.password_secrets(), ledger.since_answer())
+        };
+        names.send_if_modified(|known| update(known, secrets));
+        metrics::since_answer(since_answer);
     }
 }
 

@@ -372,3 +372,12 @@ fn random_events_break_no_rule() {
         }
     }
 }
+
+#[test]
+fn what_is_granted_can_be_reported_too() {
+    let mut state = announcing(&[1]);
+    state.answered(vec![route(1, 60), route(2, 60)], at(101));
+    let uids = |report: Vec<Announced>| -> Vec<String> { report.into_iter().map(|said| said.uid).collect() };
+    assert_eq!(uids(state.report(at(101))), ["uid-1"]);
+    assert_eq!(uids(state.report_granted(at(101))), ["uid-1", "uid-2"]);
+}
