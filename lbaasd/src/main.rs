@@ -107,17 +107,7 @@ async fn run(settings: Settings) -> Result<()> {
     let client = thuban_client::infer()
         .await
         .context("configuration of the API server's client")?;
-    let names = Names {
-        secret: CA_CONFIG_MAP,
-        server: TLS_NAME,
-    };
-    let authority = loop {
-        match Authority::load(client.clone(), names, metrics::ca_expires).await {
-            Ok(authority) => break authority,
-            Err(error) => warn!(%error, "no certificate yet, trying again"),
-        }
-        sleep(PAUSE).await;
-    };
+    let authority = authority(&client).await;
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(authority.keep());
     let changes = watch::Sender::new(0);
@@ -197,6 +187,21 @@ async fn run(settings: Settings) -> Result<()> {
         () = forget => bail!("the look at what is gone ended"),
         () = publish(&client, bundle) => bail!("the CA's publication ended"),
         _ = watches.join_next() => bail!("a watch ended"),
+    }
+}
+
+/// Waits for the certificate of lbaasd's API.
+async fn authority(client: &Client) -> Authority {
+    let names = Names {
+        secret: CA_CONFIG_MAP,
+        server: TLS_NAME,
+    };
+    loop {
+        match Authority::load(client.clone(), names, metrics::ca_expires).await {
+            Ok(authority) => return authority,
+            Err(error) => warn!(%error, "no certificate yet, trying again"),
+        }
+        sleep(PAUSE).await;
     }
 }
 
