@@ -15,7 +15,9 @@ use super::{
 use random::Random;
 
 mod policy;
+mod policy_droplet;
 mod policy_limits;
+mod policy_rollout;
 mod random;
 
 pub(super) fn droplet_address(number: u64) -> Ipv4Addr {
