@@ -9,7 +9,7 @@ use kube::Api;
 use kube::runtime::controller::{self, Action, Config};
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::{Controller, watcher};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
@@ -18,6 +18,7 @@ use crate::controller::context::Context;
 use crate::controller::runtime::error::{ReconcileError, retry};
 use crate::controller::runtime::objects::Object;
 use crate::controller::runtime::watch::{Change, Serving, watch};
+use crate::hub::Trigger;
 use crate::metrics::{self, Queue};
 
 /// How many objects of a kind are reconciled at the same time.
@@ -65,24 +66,25 @@ impl Kinds {
         reader
     }
 
-    /// Registers a kind that is read, and reconciled whenever the sender names an object of it.
+    /// Registers a kind that is read, and whose objects are reconciled whenever the trigger wakes them.
     pub fn register<K, F>(
         &mut self,
+        trigger: &mut Trigger<K>,
         strip: fn(&mut K),
         on_change: fn(&Context, &Change<K>),
         reconcile: fn(Arc<K>, Arc<Context>) -> F,
-    ) -> (Store<K>, UnboundedSender<ObjectRef<K>>)
+    ) -> Store<K>
     where
         K: Object + 'static,
         F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
     {
         let reader = self.watch(strip, on_change);
-        let (sender, triggers) = unbounded_channel();
+        let woken = trigger.listen();
         let objects = reader.clone();
         self.controllers.push(Box::new(move |context, tasks| {
-            control(tasks, context, objects, triggers, reconcile);
+            control(tasks, context, objects, woken, reconcile);
         }));
-        (reader, sender)
+        reader
     }
 
     /// Starts all watches. Each returned receiver signals that its watch has brought all objects that exist.
@@ -106,7 +108,7 @@ fn control<K, F>(
     tasks: &mut JoinSet<()>,
     context: &Arc<Context>,
     reader: Store<K>,
-    triggers: UnboundedReceiver<ObjectRef<K>>,
+    woken: UnboundedReceiver<ObjectRef<K>>,
     reconcile: fn(Arc<K>, Arc<Context>) -> F,
 ) where
     K: Object + 'static,
@@ -115,10 +117,10 @@ fn control<K, F>(
     let objects = futures::stream::pending::<Result<K, watcher::Error>>();
     let queue = Queue::<K>::default();
     let waiting = queue.clone();
-    let triggers = UnboundedReceiverStream::new(triggers).inspect(move |object| waiting.add(object));
+    let woken = UnboundedReceiverStream::new(woken).inspect(move |object| waiting.add(object));
     let controller = Controller::for_stream(objects, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
-        .reconcile_on(triggers);
+        .reconcile_on(woken);
     let context = context.clone();
     let looked_at = queue.clone();
     let observe = move |object: Arc<K>, context| {

@@ -255,7 +255,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
     // A VNI claim that the VPC does not count, or no longer counts, is deleted.
     let claims = context.stores.vni_claims.state();
     for claim in claims.iter().filter(|claim| claim.spec.vpc == name) {
-        let _ = triggers.vni_claims.send(ObjectRef::from_obj(&**claim));
+        triggers.vni_claims.wake(ObjectRef::from_obj(&**claim));
     }
     // Numbers in the status, and advice, are of no concern to networks.
     let is_news = match change {
@@ -469,7 +469,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     let counted: Vec<_> = counted.filter(|_| is_there).collect();
     let claims = context.index.owned_by(&Owner::of(object).uid);
     for claim in claims.iter().filter(|claim| !counted.contains(claim)) {
-        let _ = triggers.claims.send(ObjectRef::new(claim));
+        triggers.claims.wake(ObjectRef::new(claim));
     }
     if object.metadata.deletion_timestamp.is_some() {
         triggers.network(&object.spec.network);
@@ -507,7 +507,7 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
         .owned(&claim.spec.owner_uid, &claim.name_any(), is_there);
     triggers.network(network);
     if is_there {
-        let _ = triggers.claims.send(ObjectRef::from_obj(claim));
+        triggers.claims.wake(ObjectRef::from_obj(claim));
         if let Some(name) = claimant(context, claim) {
             triggers.endpoint(&name);
         }
@@ -522,6 +522,6 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
 
 pub fn on_vni_claim(context: &Context, change: &Change<VniClaim>) {
     if let Change::Applied(claim) = change {
-        let _ = context.hub.triggers.vni_claims.send(ObjectRef::from_obj(claim));
+        context.hub.triggers.vni_claims.wake(ObjectRef::from_obj(claim));
     }
 }

@@ -3,14 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, Node};
-use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::Client;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::cluster_dns::ClusterDns;
-use thuban_api::{
-    Bouncer, ClusterNetworkPolicy, Divider, Droplet, Endpoint, IpClaim, Network, PolicyState, VniClaim, Vpc,
-};
+use thuban_api::{Bouncer, Divider};
 use tokio::task::JoinSet;
 use tracing::info;
 
@@ -33,9 +29,7 @@ use crate::controller::{
 };
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
-use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::droplet::was_ready;
-use crate::model::service::{EndpointSlice, Service};
 
 /// How long the operator waits between two looks at whether all attachments have their Endpoints.
 const ADOPTION_RETRY: Duration = Duration::from_millis(20);
@@ -44,81 +38,91 @@ const ADOPTION_RETRY: Duration = Duration::from_millis(20);
 /// address of one cloud's service.
 const METADATA: [&str; 2] = ["169.254.0.0/16", "fd00:ec2::254/128"];
 
+/// Names each kind once: what is kept of its objects, what a change of one means, and who reconciles them. `optional`
+/// takes the kinds that not every API server has.
+fn register(kinds: &mut Kinds, optional: &mut Kinds, triggers: &mut Triggers) -> Stores {
+    Stores {
+        pods: kinds.register(&mut triggers.pods, strip::pod, observe::on_pod, pod::reconcile),
+        namespaces: kinds.watch(strip::namespace, observe::on_namespace),
+        nodes: kinds.watch(strip::node, observe::on_node),
+        vpcs: kinds.register(&mut triggers.vpcs, strip::any, observe::on_vpc, vpc::reconcile),
+        networks: kinds.register(
+            &mut triggers.networks,
+            strip::any,
+            observe::on_network,
+            network::reconcile,
+        ),
+        endpoints: kinds.register(
+            &mut triggers.endpoints,
+            strip::any,
+            observe::on_endpoint,
+            endpoint::reconcile,
+        ),
+        dividers: kinds.register(
+            &mut triggers.dividers,
+            strip::any,
+            observe::on_role,
+            role::reconcile,
+        ),
+        bouncers: kinds.register(
+            &mut triggers.bouncers,
+            strip::any,
+            observe::on_role,
+            role::reconcile,
+        ),
+        droplets: kinds.register(
+            &mut triggers.droplets,
+            strip::any,
+            observe::on_droplet,
+            droplet::reconcile,
+        ),
+        ip_claims: kinds.register(
+            &mut triggers.claims,
+            strip::any,
+            observe::on_ip_claim,
+            claim::reconcile,
+        ),
+        vni_claims: kinds.register(
+            &mut triggers.vni_claims,
+            strip::any,
+            observe::on_vni_claim,
+            vni_claim::reconcile,
+        ),
+        services: kinds.register(
+            &mut triggers.services,
+            strip::service,
+            on_service,
+            service::reconcile,
+        ),
+        slices: kinds.watch(strip::slice, on_slice),
+        service_cidrs: optional.register(
+            &mut triggers.service_cidrs,
+            strip::any,
+            service_range::on_service_cidr,
+            service_range::reconcile,
+        ),
+        network_policies: kinds.register(
+            &mut triggers.network_policies,
+            strip::network_policy,
+            network_policy::on_change,
+            network_policy::reconcile,
+        ),
+        cluster_policies: optional.register(
+            &mut triggers.cluster_policies,
+            strip::any,
+            cluster_network_policy::on_change,
+            cluster_network_policy::reconcile,
+        ),
+        policy_states: optional.watch(strip::any, policy_state::on_change),
+    }
+}
+
 /// Starts watches and controllers, and returns once every store and the world are filled.
 pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) -> Arc<Hub> {
     let mut kinds = Kinds::default();
-    let (pods, pod_triggers) = kinds.register::<Pod, _>(strip::pod, observe::on_pod, pod::reconcile);
-    let namespaces = kinds.watch::<Namespace>(strip::namespace, observe::on_namespace);
-    let nodes = kinds.watch::<Node>(strip::node, observe::on_node);
-    let (vpcs, vpc_triggers) = kinds.register::<Vpc, _>(strip::any, observe::on_vpc, vpc::reconcile);
-    let (networks, network_triggers) =
-        kinds.register::<Network, _>(strip::any, observe::on_network, network::reconcile);
-    let (endpoints, endpoint_triggers) =
-        kinds.register::<Endpoint, _>(strip::any, observe::on_endpoint, endpoint::reconcile);
-    let (dividers, divider_triggers) =
-        kinds.register::<Divider, _>(strip::any, observe::on_role, role::reconcile);
-    let (bouncers, bouncer_triggers) =
-        kinds.register::<Bouncer, _>(strip::any, observe::on_role, role::reconcile);
-    let (droplets, droplet_triggers) =
-        kinds.register::<Droplet, _>(strip::any, observe::on_droplet, droplet::reconcile);
-    let (ip_claims, ip_claim_triggers) =
-        kinds.register::<IpClaim, _>(strip::any, observe::on_ip_claim, claim::reconcile);
-    let (vni_claims, vni_claim_triggers) =
-        kinds.register::<VniClaim, _>(strip::any, observe::on_vni_claim, vni_claim::reconcile);
-    let (services, service_triggers) =
-        kinds.register::<Service, _>(strip::service, on_service, service::reconcile);
-    let slices = kinds.watch::<EndpointSlice>(strip::slice, on_slice);
     let mut optional = Kinds::if_served();
-    let (service_cidrs, service_cidr_triggers) = optional.register::<ServiceCIDR, _>(
-        strip::any,
-        service_range::on_service_cidr,
-        service_range::reconcile,
-    );
-    let (network_policies, network_policy_triggers) = kinds.register::<NetworkPolicy, _>(
-        strip::network_policy,
-        network_policy::on_change,
-        network_policy::reconcile,
-    );
-    let (cluster_policies, cluster_policy_triggers) = optional.register::<ClusterNetworkPolicy, _>(
-        strip::any,
-        cluster_network_policy::on_change,
-        cluster_network_policy::reconcile,
-    );
-    let policy_states = optional.watch::<PolicyState>(strip::any, policy_state::on_change);
-    let triggers = Triggers {
-        vpcs: vpc_triggers,
-        networks: network_triggers,
-        dividers: divider_triggers,
-        bouncers: bouncer_triggers,
-        droplets: droplet_triggers,
-        endpoints: endpoint_triggers,
-        pods: pod_triggers,
-        claims: ip_claim_triggers,
-        vni_claims: vni_claim_triggers,
-        services: service_triggers,
-        service_cidrs: service_cidr_triggers,
-        network_policies: network_policy_triggers,
-        cluster_policies: cluster_policy_triggers,
-    };
-    let stores = Stores {
-        pods,
-        namespaces,
-        nodes,
-        vpcs,
-        networks,
-        endpoints,
-        dividers,
-        bouncers,
-        droplets,
-        ip_claims,
-        vni_claims,
-        services,
-        slices,
-        service_cidrs,
-        network_policies,
-        cluster_policies,
-        policy_states,
-    };
+    let mut triggers = Triggers::default();
+    let stores = register(&mut kinds, &mut optional, &mut triggers);
     let hub = Arc::new(make_hub(&options, triggers));
     let events = Events::start(client.clone(), tasks);
     let context = Arc::new(Context::new(client, hub.clone(), stores, events, options));

@@ -41,7 +41,7 @@ pub use attachments::Report;
 pub use barrier::Barrier;
 pub use missing::{Missing, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use policy::PolicyStanding;
-pub use triggers::{Triggers, Waiter};
+pub use triggers::{Trigger, Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' reports of what they hold before it gives out addresses, milliseconds.
 const ADOPTION_TIMEOUT: u64 = 10_000;

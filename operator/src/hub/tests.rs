@@ -20,7 +20,7 @@ use thuban_api::identifiers::{MacAddr, Vni, mapped};
 use thuban_proto::transit::{Attachment, Load, NackReason, Program, RoleLoad, operator_message, row};
 use thuban_rows::builders::{VNI, network_id};
 use thuban_rows::{Kind, Kinds};
-use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::{Barrier, Hub, Missing, Report, Triggers, Waiter};
 use crate::model::bandwidth::{Bandwidth, Limits};
@@ -47,22 +47,8 @@ fn vpc(vni: Vni) -> world::Vpc {
 
 /// Makes a hub with three droplets: `a` divides, `b` bounces, `c` holds the endpoint.
 fn hub() -> (Hub, UnboundedReceiver<ObjectRef<Endpoint>>) {
-    let (endpoints, woken) = unbounded_channel();
-    let triggers = Triggers {
-        vpcs: unbounded_channel().0,
-        networks: unbounded_channel().0,
-        dividers: unbounded_channel().0,
-        bouncers: unbounded_channel().0,
-        droplets: unbounded_channel().0,
-        endpoints,
-        pods: unbounded_channel().0,
-        claims: unbounded_channel().0,
-        vni_claims: unbounded_channel().0,
-        services: unbounded_channel().0,
-        service_cidrs: unbounded_channel().0,
-        network_policies: unbounded_channel().0,
-        cluster_policies: unbounded_channel().0,
-    };
+    let mut triggers = Triggers::default();
+    let woken = triggers.endpoints.listen();
     let hub = Hub::new(3, triggers);
     hub.update(|world| {
         for (number, droplet) in ["a", "b", "c"].into_iter().enumerate() {

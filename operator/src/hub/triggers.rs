@@ -1,11 +1,11 @@
-//! Wakes objects: there is a sender of references for each controller.
+//! Wakes objects: there is a trigger for each controller.
 
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::runtime::reflector::ObjectRef;
+use kube::runtime::reflector::{Lookup, ObjectRef};
 use thuban_api::{
     Bouncer, ClusterNetworkPolicy, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc,
 };
-use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use crate::model::cached::{NetworkPolicy, Pod};
 use crate::model::service::Service;
@@ -22,66 +22,89 @@ pub enum Waiter {
     VniClaim(String),
 }
 
-/// One sender of references for each controller. A closed channel means that the operator is stopping.
-#[derive(Clone, Debug)]
+/// Wakes objects of one kind. Nothing happens while nobody listens, or if the operator is stopping.
+#[derive(Clone)]
+pub struct Trigger<K: Lookup>(UnboundedSender<ObjectRef<K>>);
+
+impl<K: Lookup> Default for Trigger<K> {
+    fn default() -> Self {
+        Self(unbounded_channel().0)
+    }
+}
+
+impl<K: Lookup> Trigger<K> {
+    /// Returns the references of all objects that are woken from now on. Only the latest listener gets them.
+    pub fn listen(&mut self) -> UnboundedReceiver<ObjectRef<K>> {
+        let (sender, woken) = unbounded_channel();
+        self.0 = sender;
+        woken
+    }
+
+    pub fn wake(&self, object: ObjectRef<K>) {
+        let _ = self.0.send(object);
+    }
+}
+
+/// One trigger for each controller.
+#[derive(Default)]
 pub struct Triggers {
-    pub vpcs: UnboundedSender<ObjectRef<Vpc>>,
-    pub networks: UnboundedSender<ObjectRef<Network>>,
-    pub dividers: UnboundedSender<ObjectRef<Divider>>,
-    pub bouncers: UnboundedSender<ObjectRef<Bouncer>>,
-    pub droplets: UnboundedSender<ObjectRef<Droplet>>,
-    pub endpoints: UnboundedSender<ObjectRef<Endpoint>>,
-    pub pods: UnboundedSender<ObjectRef<Pod>>,
-    pub claims: UnboundedSender<ObjectRef<IpClaim>>,
-    pub vni_claims: UnboundedSender<ObjectRef<VniClaim>>,
-    pub services: UnboundedSender<ObjectRef<Service>>,
-    pub service_cidrs: UnboundedSender<ObjectRef<ServiceCIDR>>,
-    pub network_policies: UnboundedSender<ObjectRef<NetworkPolicy>>,
-    pub cluster_policies: UnboundedSender<ObjectRef<ClusterNetworkPolicy>>,
+    pub vpcs: Trigger<Vpc>,
+    pub networks: Trigger<Network>,
+    pub dividers: Trigger<Divider>,
+    pub bouncers: Trigger<Bouncer>,
+    pub droplets: Trigger<Droplet>,
+    pub endpoints: Trigger<Endpoint>,
+    pub pods: Trigger<Pod>,
+    pub claims: Trigger<IpClaim>,
+    pub vni_claims: Trigger<VniClaim>,
+    pub services: Trigger<Service>,
+    pub service_cidrs: Trigger<ServiceCIDR>,
+    pub network_policies: Trigger<NetworkPolicy>,
+    pub cluster_policies: Trigger<ClusterNetworkPolicy>,
 }
 
 impl Triggers {
     pub fn vpc(&self, name: &str) {
-        let _ = self.vpcs.send(ObjectRef::new(name));
+        self.vpcs.wake(ObjectRef::new(name));
     }
 
     pub fn network(&self, name: &str) {
-        let _ = self.networks.send(ObjectRef::new(name));
+        self.networks.wake(ObjectRef::new(name));
     }
 
     pub fn role(&self, kind: RoleKind, name: &str) {
         match kind {
-            RoleKind::Divider => drop(self.dividers.send(ObjectRef::new(name))),
-            RoleKind::Bouncer => drop(self.bouncers.send(ObjectRef::new(name))),
+            RoleKind::Divider => self.dividers.wake(ObjectRef::new(name)),
+            RoleKind::Bouncer => self.bouncers.wake(ObjectRef::new(name)),
         }
     }
 
     pub fn droplet(&self, name: &str) {
-        let _ = self.droplets.send(ObjectRef::new(name));
+        self.droplets.wake(ObjectRef::new(name));
     }
 
     pub fn endpoint(&self, (namespace, name): &EndpointName) {
-        let _ = self.endpoints.send(ObjectRef::new(name).within(namespace));
+        self.endpoints.wake(ObjectRef::new(name).within(namespace));
     }
 
     pub fn pod(&self, namespace: &str, name: &str) {
-        let _ = self.pods.send(ObjectRef::new(name).within(namespace));
+        self.pods.wake(ObjectRef::new(name).within(namespace));
     }
 
     pub fn service(&self, namespace: &str, name: &str) {
-        let _ = self.services.send(ObjectRef::new(name).within(namespace));
+        self.services.wake(ObjectRef::new(name).within(namespace));
     }
 
     pub fn service_cidr(&self, name: &str) {
-        let _ = self.service_cidrs.send(ObjectRef::new(name));
+        self.service_cidrs.wake(ObjectRef::new(name));
     }
 
     pub fn network_policy(&self, namespace: &str, name: &str) {
-        let _ = self.network_policies.send(ObjectRef::new(name).within(namespace));
+        self.network_policies.wake(ObjectRef::new(name).within(namespace));
     }
 
     pub fn cluster_policy(&self, name: &str) {
-        let _ = self.cluster_policies.send(ObjectRef::new(name));
+        self.cluster_policies.wake(ObjectRef::new(name));
     }
 
     pub(super) fn waiter(&self, waiter: &Waiter) {
@@ -90,8 +113,8 @@ impl Triggers {
             Waiter::Network(name) => self.network(name),
             Waiter::Role(kind, name) => self.role(*kind, name),
             Waiter::Endpoint(name) => self.endpoint(name),
-            Waiter::IpClaim(name) => drop(self.claims.send(ObjectRef::new(name))),
-            Waiter::VniClaim(name) => drop(self.vni_claims.send(ObjectRef::new(name))),
+            Waiter::IpClaim(name) => self.claims.wake(ObjectRef::new(name)),
+            Waiter::VniClaim(name) => self.vni_claims.wake(ObjectRef::new(name)),
         }
     }
 }

@@ -86,22 +86,7 @@ fn ca() -> Ca {
 }
 
 fn hub() -> Hub {
-    let triggers = Triggers {
-        vpcs: mpsc::unbounded_channel().0,
-        networks: mpsc::unbounded_channel().0,
-        dividers: mpsc::unbounded_channel().0,
-        bouncers: mpsc::unbounded_channel().0,
-        droplets: mpsc::unbounded_channel().0,
-        endpoints: mpsc::unbounded_channel().0,
-        pods: mpsc::unbounded_channel().0,
-        claims: mpsc::unbounded_channel().0,
-        vni_claims: mpsc::unbounded_channel().0,
-        services: mpsc::unbounded_channel().0,
-        service_cidrs: mpsc::unbounded_channel().0,
-        network_policies: mpsc::unbounded_channel().0,
-        cluster_policies: mpsc::unbounded_channel().0,
-    };
-    let hub = Hub::new(3, triggers);
+    let hub = Hub::new(3, Triggers::default());
     hub.set_node_addresses(BTreeSet::from([NODE.into()]));
     hub
 }

@@ -4,10 +4,10 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
 use kube::runtime::reflector::{ObjectRef, Store};
-use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::MissedTickBehavior;
 
 use crate::controller::runtime::objects::Object;
+use crate::hub::Trigger;
 
 /// How often each object is looked at.
 const RESYNC_EVERY: Duration = Duration::from_mins(5);
@@ -15,7 +15,7 @@ const RESYNC_EVERY: Duration = Duration::from_mins(5);
 const PARTS: u32 = 64;
 
 /// Wakes all objects of a kind, part by part: a timer for each object would cost half a kilobyte.
-pub async fn resync<K: Object + 'static>(store: Store<K>, triggers: UnboundedSender<ObjectRef<K>>) {
+pub async fn resync<K: Object + 'static>(store: Store<K>, trigger: Trigger<K>) {
     let mut turns = tokio::time::interval(RESYNC_EVERY / PARTS);
     turns.set_missed_tick_behavior(MissedTickBehavior::Delay);
     for part in (0..u64::from(PARTS)).cycle() {
@@ -28,7 +28,7 @@ pub async fn resync<K: Object + 'static>(store: Store<K>, triggers: UnboundedSen
             hasher.finish() % u64::from(PARTS) == part
         });
         for object in its_turn {
-            let _ = triggers.send(ObjectRef::from_obj(&*object));
+            trigger.wake(ObjectRef::from_obj(&*object));
         }
     }
 }

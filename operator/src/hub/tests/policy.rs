@@ -236,8 +236,7 @@ async fn a_policy_is_provisioned_when_its_last_step_is_acked() {
 #[tokio::test(start_paused = true)]
 async fn policies_of_a_set_without_room_are_woken_and_told() {
     let (mut hub, mut droplets) = play(&Kinds::all());
-    let (policies, mut woken) = unbounded_channel();
-    hub.triggers.network_policies = policies;
+    let mut woken = hub.triggers.network_policies.listen();
     let mut take_woken = || {
         let mut names = BTreeSet::new();
         while let Ok(policy) = woken.try_recv() {
