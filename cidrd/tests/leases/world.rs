@@ -68,19 +68,19 @@ impl Seen {
     }
 }
 
-/// What becomes of requests.
+/// What goes wrong with requests.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Weather {
-    /// They are answered in their order.
-    Calm,
+enum Faults {
+    /// Nothing: they are answered in their order.
+    None,
     /// They overtake each other.
-    Changing,
+    Overtaken,
     /// They are slow, and get lost too.
-    Rough,
+    Lost,
 }
 
 struct State {
-    weather: Weather,
+    faults: Faults,
     random: Rng,
     version: u64,
     leases: BTreeMap<String, IpLease>,
@@ -98,22 +98,22 @@ pub struct World(Arc<Mutex<State>>);
 
 impl World {
     pub fn new(seed: u64) -> Self {
-        Self::with(seed, Weather::Rough)
+        Self::with(seed, Faults::Lost)
     }
 
     /// Returns a world in which requests overtake each other.
     pub fn changing(seed: u64) -> Self {
-        Self::with(seed, Weather::Changing)
+        Self::with(seed, Faults::Overtaken)
     }
 
     /// Returns a world in which every request is answered soon.
     pub fn calm() -> Self {
-        Self::with(0, Weather::Calm)
+        Self::with(0, Faults::None)
     }
 
-    fn with(seed: u64, weather: Weather) -> Self {
+    fn with(seed: u64, faults: Faults) -> Self {
         Self(Arc::new(Mutex::new(State {
-            weather,
+            faults,
             random: Rng::with_seed(seed),
             version: 0,
             leases: BTreeMap::new(),
@@ -260,13 +260,9 @@ impl World {
         work: impl FnOnce(&mut State) -> Result<T, StoreError> + Send,
     ) -> Result<T, StoreError> {
         let away = || Err(StoreError::Away(kube::Error::Service("away".into())));
-        let weather = self.state().weather;
-        if weather != Weather::Rough {
-            let turns = if weather == Weather::Calm {
-                1
-            } else {
-                self.number(6)
-            };
+        let faults = self.state().faults;
+        if faults != Faults::Lost {
+            let turns = if faults == Faults::None { 1 } else { self.number(6) };
             for _ in 0..turns {
                 yield_now().await;
             }

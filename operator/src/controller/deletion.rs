@@ -77,7 +77,7 @@ async fn say<K: Deleted>(
 }
 
 /// Removes the condition of an object that is not deleted after all. Returns false if there was no such condition.
-pub fn take_back(conditions: &mut Vec<Condition>) -> bool {
+pub fn remove_condition(conditions: &mut Vec<Condition>) -> bool {
     let told = conditions.len();
     conditions.retain(|condition| condition.kind != DELETING);
     conditions.len() < told

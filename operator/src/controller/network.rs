@@ -49,7 +49,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
             .is_some_and(|status| !status.conditions.is_empty())
     });
     let verdict = match check(&network, &context.networks_of(&network.spec.vpc), &context) {
-        Ok(_) if is_judged && !ranges::is_settled(&*network) => {
+        Ok(_) if is_judged && !ranges::are_in_force(&*network) => {
             let is_sibling = |other: &Network| other.spec.vpc == network.spec.vpc;
             let check = |siblings: &[_]| check(&network, siblings, &context);
             ranges::contend(&*network, &networks, is_sibling, check).await?

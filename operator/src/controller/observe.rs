@@ -19,7 +19,7 @@ use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::droplet::{address_in_force, node_address6};
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint, sync_pod};
-use crate::controller::ranges::is_settled;
+use crate::controller::ranges::are_in_force;
 use crate::controller::role::kind::Role;
 use crate::controller::role::placement::{ZONE, crowded_by};
 use crate::controller::runtime::clocks::Timed;
@@ -337,7 +337,7 @@ pub fn on_network(context: &Context, change: &Change<Network>) {
             wake_where(context, |endpoint| endpoint.spec.network == name);
             // Ranges that overlapped this one's may come into force now.
             let networks = context.stores.networks.state();
-            let refused = networks.iter().filter(|other| !is_settled(&***other));
+            let refused = networks.iter().filter(|other| !are_in_force(&***other));
             for other in refused {
                 triggers.network(&other.name_any());
             }

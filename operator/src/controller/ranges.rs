@@ -19,7 +19,7 @@ const CLAIM_RETRY: Duration = Duration::from_secs(1);
 const USER_RETRY: Duration = Duration::from_mins(1);
 
 /// Whether the ranges of the spec are those in force.
-pub fn is_settled<K: Claimant>(object: &K) -> bool {
+pub fn are_in_force<K: Claimant>(object: &K) -> bool {
     object.asked() == object.in_force()
 }
 

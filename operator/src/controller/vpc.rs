@@ -50,7 +50,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     let mut status = vpc.status.clone().unwrap_or_default();
     status.observed_generation = generation;
     let verdict = match check(&vpc, &context.stores.vpcs.state(), &context) {
-        Ok(_) if !ranges::is_settled(&*vpc) => {
+        Ok(_) if !ranges::are_in_force(&*vpc) => {
             let check = |others: &[_]| check(&vpc, others, &context);
             ranges::contend(&*vpc, &vpcs, |other| are_rivals(&vpc, other), check).await?
         }
@@ -146,7 +146,7 @@ async fn serve(
 /// Checks a VPC against refused ranges, nodes' addresses and these VPCs.
 fn check(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> Result<Vec<Cidr>, RangeError> {
     // A node that joins with an address inside a VPC in force is refused itself.
-    let nodes = if ranges::is_settled(vpc) {
+    let nodes = if ranges::are_in_force(vpc) {
         Vec::new()
     } else {
         context.node_addresses()

@@ -30,7 +30,7 @@ pub struct Barrier {
     /// Droplets that must have acked the snapshot of their stream.
     synced: BTreeSet<String>,
     /// Droplets that must have acked all that was sent to them.
-    settled: BTreeSet<String>,
+    all_acked: BTreeSet<String>,
     /// A droplet that all droplets which were told of it must know.
     introduced: Option<String>,
     /// The things that must be served, each with its rows: one live droplet must have acked all of its own rows.
@@ -58,7 +58,7 @@ impl Barrier {
             home: None,
             rows: Vec::new(),
             synced: BTreeSet::new(),
-            settled: BTreeSet::new(),
+            all_acked: BTreeSet::new(),
             introduced: None,
             served: Vec::new(),
             gone: Vec::new(),
@@ -89,7 +89,7 @@ impl Barrier {
 
     /// Demands that the droplets have acked all that was sent to them.
     pub fn all_acked(mut self, droplets: BTreeSet<String>) -> Self {
-        self.settled.extend(droplets);
+        self.all_acked.extend(droplets);
         self
     }
 
@@ -190,8 +190,11 @@ impl Barrier {
             }
         }
         let unsynced = self.synced.iter().filter(|droplet| !acks.is_synced(droplet));
-        let unsettled = self.settled.iter().filter(|droplet| !acks.is_settled(droplet));
-        unacked.extend(unsynced.chain(unsettled).cloned());
+        let behind = self
+            .all_acked
+            .iter()
+            .filter(|droplet| !acks.has_acked_all(droplet));
+        unacked.extend(unsynced.chain(behind).cloned());
         let introduced = self.introduced.as_ref();
         if let Some(address) = introduced.and_then(|droplet| state.world.droplet_address(droplet)) {
             let key = Key::Droplet(address.into());

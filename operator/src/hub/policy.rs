@@ -114,7 +114,7 @@ impl Hub {
                 waiting.insert(vpc.clone());
             }
         }
-        let is_settled = waiting.len() < acked.len();
+        let has_ended = waiting.len() < acked.len();
         if state.held.is_none() {
             waiting.extend(state.world.roll_out(now));
         }
@@ -134,7 +134,7 @@ impl Hub {
         for name in state.world.policies_of(&refused) {
             self.wake_policy(&name);
         }
-        if is_settled || state.steps.waiting.is_empty() {
+        if has_ended || state.steps.waiting.is_empty() {
             for name in std::mem::take(&mut state.steps.unprovisioned) {
                 self.wake_policy(&name);
             }

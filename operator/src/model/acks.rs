@@ -409,7 +409,7 @@ impl Acks {
 
     /// Whether the droplet acked all that was sent to it, on a stream that is open. Rows that it asked for don't count:
     /// it could ask for them without end.
-    pub fn is_settled(&self, droplet: &str) -> bool {
+    pub fn has_acked_all(&self, droplet: &str) -> bool {
         let session = self.sessions.get(droplet);
         session.is_some_and(|session| session.acked >= session.unasked)
     }

@@ -20,11 +20,11 @@ use crate::program::Silent;
 
 const TICK: Duration = Duration::from_millis(100);
 /// Ticks between two questions while packets are given to roles.
-const PACE: u64 = 2;
+const INTERVAL: u64 = 2;
 /// Ticks between two questions, after a question that was not answered.
-const DOUBTFUL_PACE: u64 = 1;
+const DOUBTFUL_INTERVAL: u64 = 1;
 /// Ticks between two questions while no packets are given to roles, and at all times for droplets that never answered.
-const IDLE_PACE: u64 = 50;
+const IDLE_INTERVAL: u64 = 50;
 /// How many ticks after the last packet to a role count as active.
 const ACTIVE: u64 = 100;
 /// The number of questions in a row without an answer after which a droplet is silent.
@@ -61,25 +61,25 @@ impl Member {
         self.is_silent != was_silent
     }
 
-    fn pace(&self, is_active: bool) -> u64 {
+    fn interval(&self, is_active: bool) -> u64 {
         if !self.is_silent && self.misses > 0 {
-            DOUBTFUL_PACE
+            DOUBTFUL_INTERVAL
         } else if is_active {
-            PACE
+            INTERVAL
         } else {
-            IDLE_PACE
+            IDLE_INTERVAL
         }
     }
 
     /// Whether the droplet's turn has come.
     fn is_due(&self, tick: u64, is_active: bool) -> bool {
         self.asked
-            .is_none_or(|(asked, _)| tick >= asked + self.pace(is_active))
+            .is_none_or(|(asked, _)| tick >= asked + self.interval(is_active))
     }
 
     /// Whether the droplet never answered and was asked not long ago.
     fn is_to_wait(&self, tick: u64, heard: u64) -> bool {
-        heard == 0 && self.asked.is_some_and(|(asked, _)| tick < asked + IDLE_PACE)
+        heard == 0 && self.asked.is_some_and(|(asked, _)| tick < asked + IDLE_INTERVAL)
     }
 }
 
@@ -297,10 +297,10 @@ mod tests {
         let mut member = Member::default();
         assert_eq!(ticks_until_change(&mut member, 1, true, |_| 0), None);
         member.asked = Some((2000, 0));
-        assert!(member.is_to_wait(2000 + IDLE_PACE - 1, 0));
-        assert!(!member.is_to_wait(2000 + IDLE_PACE, 0));
+        assert!(member.is_to_wait(2000 + IDLE_INTERVAL - 1, 0));
+        assert!(!member.is_to_wait(2000 + IDLE_INTERVAL, 0));
         // The droplet's first answer is noticed at once.
-        assert!(member.is_due(2000 + PACE, true) && !member.is_to_wait(2000 + PACE, 7));
+        assert!(member.is_due(2000 + INTERVAL, true) && !member.is_to_wait(2000 + INTERVAL, 7));
     }
 
     #[test]
@@ -315,7 +315,7 @@ mod tests {
         member.answers = 0;
         let back = ticks_until_change(&mut member, 2000, true, |tick| tick).unwrap();
         assert!(!member.is_silent);
-        assert_eq!(back, 2000 + PACE * u64::from(ANSWERS - 1));
+        assert_eq!(back, 2000 + INTERVAL * u64::from(ANSWERS - 1));
     }
 
     #[test]

@@ -21,7 +21,7 @@ const OF_TRANSITD: [&str; 9] = [
 ];
 const OF_PLUGIN: [&str; 6] = ["connect", "writev", "recvfrom", "epoll_wait", "fsync", "write"];
 /// A number of calls of a kind that neither program reaches in one verb.
-const MOST: usize = 100;
+const MAX_CALLS: usize = 100;
 
 fn rig() -> Rig {
     let mut rows = base_rows();
@@ -67,7 +67,7 @@ fn traces(rig: &Rig) -> Vec<String> {
 pub fn boundaries(kinds: &[&'static str], mut dies_at: impl FnMut(&'static str, usize) -> bool) {
     let stride = stride();
     for kind in kinds {
-        for number in (1..MOST).step_by(stride) {
+        for number in (1..MAX_CALLS).step_by(stride) {
             if !dies_at(kind, number) {
                 break;
             }

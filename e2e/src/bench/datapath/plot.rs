@@ -74,7 +74,7 @@ const COLOURS: &[(&str, Colour)] = &[
     ("divided", NAVY),
 ];
 /// The longest bar as a ratio. Longer bars are cut off; their number is still written there.
-const MOST: f64 = 2.5;
+const MAX_RATIO: f64 = 2.5;
 
 /// Returns the picture; nothing when no rig has two cases with numbers.
 pub fn picture(results: &Results) -> Option<Picture> {
@@ -111,7 +111,7 @@ fn panel(rig: &Rig, results: &Results) -> Option<Panel> {
             .map(|case| Entry::bar(*case, colour(case)))
             .collect(),
         groups,
-        most: MOST,
+        most: MAX_RATIO,
         one: Some(1.0),
         scale: |value| format!("{value:.1}"),
     }))

@@ -15,7 +15,7 @@ use crate::bench::{
 
 const COLOURS: [Colour; 7] = [BLUE, ORANGE, SAND, LIGHT_BLUE, NAVY, SLATE, GREY];
 /// Values are cut off above this many times Thuban's.
-const MOST: f64 = 3.0;
+const MAX_RATIO: f64 = 3.0;
 
 const PACKETS: [(&str, &str); 6] = [
     ("tcp1_gbps", "TCP, 1 stream"),
@@ -87,7 +87,7 @@ fn panel(title: &str, metrics: &[(&str, &str)], results: &Results, cases: &[(&st
         title: title.to_owned(),
         legend: Vec::new(),
         groups: metrics.iter().map(group).collect(),
-        most: MOST,
+        most: MAX_RATIO,
         one: Some(1.0),
         scale: number,
     })

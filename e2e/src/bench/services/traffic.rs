@@ -206,7 +206,7 @@ pub struct Connections {
 
 /// The most connections of one measure: a contestant remembers closed ones for a minute or longer, and has no room for
 /// those of all measures otherwise.
-const MOST: usize = 8000;
+const MAX_CONNECTIONS: usize = 8000;
 
 /// Makes connections to the targets in turns, by this many workers at once, from the pods in turns.
 pub fn connections(
@@ -218,7 +218,7 @@ pub fn connections(
     // All threads have one window: threads that begin and end by themselves would be counted when they have the core
     // alone.
     let start = Instant::now() + WARM_UP;
-    let most = MOST / workers;
+    let most = MAX_CONNECTIONS / workers;
     let work = |worker: usize| {
         pin(CLIENT_CORE)?;
         let (mut times, mut failed, mut window) = (Vec::new(), 0, time);

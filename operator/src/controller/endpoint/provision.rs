@@ -156,7 +156,7 @@ pub async fn keep(
             condition("Accepted", false, refusal.reason(), &message, None)
         }
     };
-    let lives = deletion::take_back(&mut status.conditions);
+    let lives = deletion::remove_condition(&mut status.conditions);
     if set(&mut status.conditions, accepted) || lives {
         write(endpoint, endpoints, status).await?;
     }

@@ -115,7 +115,7 @@ async fn a_droplet_that_acks_nothing_holds_up_nobody_but_numbers() {
 }
 
 /// Returns the streams of droplets that have acked their snapshots, and about which everything may be judged.
-async fn settled(hub: &Hub) -> [u64; 3] {
+async fn judged(hub: &Hub) -> [u64; 3] {
     let ids = ["a", "b", "c"].map(|droplet| {
         let (id, _) = hub.open(droplet, &[], &[], Kinds::all());
         assert!(hub.ack(droplet, id, 1));
@@ -128,7 +128,7 @@ async fn settled(hub: &Hub) -> [u64; 3] {
 #[tokio::test(start_paused = true)]
 async fn a_droplet_that_acks_a_row_in_59_seconds_is_suspect() {
     let (hub, _woken) = hub();
-    let [_, b, c] = settled(&hub).await;
+    let [_, b, c] = judged(&hub).await;
     let mut others: Vec<EndpointName> = Vec::new();
     for number in 3..8 {
         let name = ("red".to_owned(), format!("web-{number}"));
@@ -155,7 +155,7 @@ async fn a_droplet_that_acks_a_row_in_59_seconds_is_suspect() {
 #[tokio::test(start_paused = true)]
 async fn a_droplet_that_dials_without_end_holds_up_nobody() {
     let (hub, _woken) = hub();
-    let [_, mut b, c] = settled(&hub).await;
+    let [_, mut b, c] = judged(&hub).await;
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     assert!(hub.ack("c", c, 2));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
@@ -175,11 +175,11 @@ async fn a_droplet_that_dials_without_end_holds_up_nobody() {
     assert_eq!(hub.health("b"), Health::Connected);
 }
 
-/// It acks its program at the last moment, and dials again in that moment: nobody finds it settled.
+/// It acks its program at the last moment, and dials again in that moment: nobody finds that it has acked all.
 #[tokio::test(start_paused = true)]
 async fn a_droplet_that_acks_only_to_dial_again_holds_up_nobody() {
     let (hub, _woken) = hub();
-    let [_, _, c] = settled(&hub).await;
+    let [_, _, c] = judged(&hub).await;
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     assert!(hub.ack("c", c, 2));
     let rows = hub.read(|world| world.endpoint_rows(&name()));
@@ -212,7 +212,7 @@ fn served(hub: &Hub) -> Vec<String> {
 #[tokio::test(start_paused = true)]
 async fn a_suspect_is_excused_but_serves_nobody() {
     let (hub, mut woken) = hub();
-    let [a, b, _] = settled(&hub).await;
+    let [a, b, _] = judged(&hub).await;
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
     assert_eq!(served(&hub), ["bouncer"], "it has not acked the endpoint's row");
     while woken.try_recv().is_ok() {}
@@ -259,7 +259,7 @@ fn a_droplet_that_is_not_accepted_yet_is_not_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn fronts_lead_past_suspect_droplets_until_they_are_back() {
     let (hub, _woken) = hub();
-    let [a, b, _] = settled(&hub).await;
+    let [a, b, _] = judged(&hub).await;
     let front: IpAddr = Ipv4Addr::new(203, 0, 113, 1).into();
     let mut service = service("web", 1, None);
     service.fronts = vec![(front, service.tables[0].1.clone())];

@@ -218,21 +218,21 @@ fn what_a_droplet_acks_late_is_held_against_its_next_stream() {
 
 /// A bouncer that subscribes to an address and gives it back, again and again, acks each row late.
 #[test]
-fn a_droplet_is_settled_whatever_rows_it_keeps_asking_for() {
+fn a_droplet_has_acked_all_whatever_it_keeps_asking_for() {
     let mut acks = Acks::new(0);
     acks.open("a", (1, Kinds::all()), [].into_iter(), 0);
-    assert!(!acks.is_settled("a"));
+    assert!(!acks.has_acked_all("a"));
     acks.ack("a", 1, 1, 0);
     let direct = Key::Direct(VNI, std::net::IpAddr::from([10, 0, 0, 1]));
     acks.send("a", &Delta::from([(direct.clone(), None)]), 0);
-    assert!(acks.is_settled("a"), "it asked for the row");
+    assert!(acks.has_acked_all("a"), "it asked for the row");
     let both = [(direct.clone(), None), (key(1), None)];
     acks.send("a", &Delta::from(both), 0);
     acks.send("a", &Delta::from([(direct, None)]), 0);
     acks.ack("a", 1, 2, 0);
-    assert!(!acks.is_settled("a"), "another row is among them");
+    assert!(!acks.has_acked_all("a"), "another row is among them");
     acks.ack("a", 1, 3, 0);
-    assert!(acks.is_settled("a"));
+    assert!(acks.has_acked_all("a"));
 }
 
 #[test]
@@ -277,11 +277,11 @@ fn the_removal_of_a_known_droplet_is_pending_until_it_is_acked() {
     acks.open("a", (1, Kinds::all()), [&gone].into_iter(), 0);
     assert_eq!(acks.forgetting(0).count(), 1, "its snapshot is not acked");
     acks.ack("a", 1, 1, 0);
-    assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
+    assert!(acks.forgetting(0).count() == 0 && acks.has_acked_all("a"));
     acks.send("a", &Delta::from([(gone.clone(), None)]), 0);
-    assert!(acks.forgetting(0).count() == 1 && !acks.is_settled("a"));
+    assert!(acks.forgetting(0).count() == 1 && !acks.has_acked_all("a"));
     acks.ack("a", 1, 2, 0);
-    assert!(acks.forgetting(0).count() == 0 && acks.is_settled("a"));
+    assert!(acks.forgetting(0).count() == 0 && acks.has_acked_all("a"));
 }
 
 #[test]
@@ -296,7 +296,10 @@ fn nothing_is_remembered_of_classes_and_sets() {
         let session = &acks.sessions["a"];
         assert!(session.rows.is_empty() && session.introduced.is_empty() && session.removed.is_empty());
         assert!(acks.holders.of.is_empty() && acks.holders.unaware.is_empty());
-        assert!(!acks.is_settled("a"), "it is waited for with all that was sent");
+        assert!(
+            !acks.has_acked_all("a"),
+            "it is waited for with all that was sent"
+        );
         let sequence = session.sequence;
         acks.ack("a", 1, sequence, 0);
     }

@@ -101,7 +101,7 @@ pub(super) fn bouncer(name: &str) -> RoleId<'_> {
     }
 }
 
-pub(super) fn settled(parent: &str, droplet: &str) -> Role {
+pub(super) fn serving(parent: &str, droplet: &str) -> Role {
     Role {
         parent: parent.into(),
         serves_on: Some(droplet.into()),
@@ -118,8 +118,8 @@ pub(super) fn small(droplets: u64) -> World {
     }
     world.set_vpc("red", Some(vpc(7)));
     world.set_network("web", Some(network("red", 1)));
-    world.set_role(RoleKind::Divider, "red-d0", Some(settled("red", "d0")));
-    world.set_role(RoleKind::Bouncer, "web-b0", Some(settled("web", "d1")));
+    world.set_role(RoleKind::Divider, "red-d0", Some(serving("red", "d0")));
+    world.set_role(RoleKind::Bouncer, "web-b0", Some(serving("web", "d1")));
     world.flush();
     world
 }
@@ -203,7 +203,7 @@ fn equal_addresses_of_two_vpcs_never_share_a_row() {
     let mut world = small(3);
     world.set_vpc("blue", Some(vpc(8)));
     world.set_network("shop", Some(network("blue", 1)));
-    world.set_role(RoleKind::Bouncer, "shop-b0", Some(settled("shop", "d1")));
+    world.set_role(RoleKind::Bouncer, "shop-b0", Some(serving("shop", "d1")));
     world.set_endpoint(&("r".into(), "e".into()), Some(endpoint("web", 2, 10)));
     world.set_endpoint(&("b".into(), "e".into()), Some(endpoint("shop", 0, 10)));
     world.flush();
@@ -546,7 +546,7 @@ fn a_bouncer_is_filled_before_it_is_published() {
     };
     let role = Role {
         serves_on: None,
-        ..settled("web", "d3")
+        ..serving("web", "d3")
     };
     world.set_role(RoleKind::Bouncer, "web-b1", Some(role));
     world.flush();

@@ -264,7 +264,7 @@ fn service_with_address(state: &mut State, index: u16) {
 
 #[test]
 fn a_vpcs_services_have_addresses_until_its_limit() {
-    const LIMIT: u16 = 256;
+    const MAX_ADDRESSES: u16 = 256;
     check("too many", 1, async |simulation| {
         begin(simulation, 1).await;
         simulation.with(|state| {
@@ -272,19 +272,19 @@ fn a_vpcs_services_have_addresses_until_its_limit() {
                 "vpc": "red", "cidrs": ["10.0.4.0/22"], "bouncers": 1, "allowedNamespaces": {}, "allowStaticIPs": true,
             }});
             let _ = state.store.create(Kind::Network, "", "large", network);
-            (0..LIMIT).for_each(|index| service_with_address(state, index));
+            (0..MAX_ADDRESSES).for_each(|index| service_with_address(state, index));
         });
         until(simulation, "all have their addresses", |state| {
             let endpoints = state.store.values(Kind::Endpoint);
             let claimed = |endpoint: &&Arc<Value>| endpoint["status"]["addresses"][1].is_string();
-            endpoints.filter(claimed).count() == usize::from(LIMIT)
+            endpoints.filter(claimed).count() == usize::from(MAX_ADDRESSES)
         })
         .await;
-        simulation.with(|state| service_with_address(state, LIMIT));
+        simulation.with(|state| service_with_address(state, MAX_ADDRESSES));
         let is_left_out = |state: &State| {
             is_endpoint(
                 state,
-                &format!("s{LIMIT}-"),
+                &format!("s{MAX_ADDRESSES}-"),
                 "ServiceAddress",
                 ("False", "TooMany"),
             )
@@ -295,7 +295,7 @@ fn a_vpcs_services_have_addresses_until_its_limit() {
             !is_left_out(state)
         })
         .await;
-        for index in 1..=LIMIT {
+        for index in 1..=MAX_ADDRESSES {
             delete(simulation, Kind::Service, "east", &format!("s{index}"));
         }
         delete(simulation, Kind::Network, "", "large");

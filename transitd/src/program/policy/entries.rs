@@ -165,7 +165,7 @@ impl Entries {
         let row = set.row();
         let own = self.own;
         if let Some(cost) = self.cost {
-            store.costs.put(own, cost);
+            store.costs.set(own, cost);
         }
         let wanted: HashSet<Prefix> = self.blocks.iter().map(|(prefix, _)| *prefix).collect();
         let there: Vec<_> = store.blocks(own, Prefix::ALL).collect();

@@ -58,7 +58,7 @@ impl Costs {
         has_room.then_some(()).ok_or(NoRoom::Share(NFT_POLICY_TABLE))
     }
 
-    pub fn put(&mut self, set: u64, cost: usize) {
+    pub fn set(&mut self, set: u64, cost: usize) {
         self.0.insert(set, cost);
     }
 
@@ -213,13 +213,13 @@ mod tests {
         let set = |vpc: u64, number: u64| (vpc << 24) | number;
         let share = Err(NoRoom::Share(NFT_POLICY_TABLE));
         let mut costs = Costs::default();
-        costs.put(set(1, 1), SHARE - 10);
+        costs.set(set(1, 1), SHARE - 10);
         assert_eq!(costs.admit(set(1, 2), 10), Ok(()));
         assert_eq!(costs.admit(set(1, 2), 11), share);
         assert_eq!(costs.admit(set(1, 1), SHARE), Ok(()), "in its own place");
         for vpc in 1..=3 {
             assert_eq!(costs.admit(set(vpc, 1), SHARE), Ok(()));
-            costs.put(set(vpc, 1), SHARE);
+            costs.set(set(vpc, 1), SHARE);
         }
         let reserve = SHARE / 32;
         assert_eq!(costs.admit(set(4, 1), reserve), Ok(()));
@@ -232,7 +232,7 @@ mod tests {
                 _ => reserve / 8,
             };
             assert_eq!([admit(reserve), admit(reserve + 1)], [Ok(()), share], "{vpc}");
-            costs.put(set(vpc, 1), reserve);
+            costs.set(set(vpc, 1), reserve);
         }
         for vpc in 4..=64 {
             costs.remove(set(vpc, 1));

@@ -8,7 +8,7 @@ use thuban_rows::builders::vni;
 use thuban_rows::{Backend, ExposedPort, Port};
 
 use super::super::RoleKind;
-use super::super::tests::{bouncer, endpoint, network, settled, small, vpc};
+use super::super::tests::{bouncer, endpoint, network, serving, small, vpc};
 use super::{EndpointName, Hints, Key, Service, Vpc, World};
 
 mod fronts;
@@ -89,10 +89,10 @@ fn backend(world: &World, droplet: &str) -> u8 {
 fn only_bouncers_of_the_vpcs_networks_hold_a_service() {
     let mut world = small(6);
     world.set_network("db", Some(network("red", 2)));
-    world.set_role(RoleKind::Bouncer, "db-b0", Some(settled("db", "d2")));
+    world.set_role(RoleKind::Bouncer, "db-b0", Some(serving("db", "d2")));
     world.set_vpc("blue", Some(vpc(8)));
     world.set_network("shop", Some(network("blue", 1)));
-    world.set_role(RoleKind::Bouncer, "shop-b0", Some(settled("shop", "d3")));
+    world.set_role(RoleKind::Bouncer, "shop-b0", Some(serving("shop", "d3")));
     world.set_endpoint(&name("e"), Some(endpoint("web", 4, 10)));
     world.set_service(&name("s"), Some(service("web", "1", 10)));
     world.flush();
@@ -108,7 +108,7 @@ fn only_bouncers_of_the_vpcs_networks_hold_a_service() {
     );
     // Another network arrives, and one goes.
     world.set_network("cache", Some(network("red", 3)));
-    world.set_role(RoleKind::Bouncer, "cache-b0", Some(settled("cache", "d5")));
+    world.set_role(RoleKind::Bouncer, "cache-b0", Some(serving("cache", "d5")));
     world.set_network("db", None);
     world.flush();
     assert!(has(&world, "d5", 7) && !has(&world, "d2", 7));
@@ -173,12 +173,12 @@ fn an_endpoint_that_comes_moves_or_goes_makes_no_service_anew() {
     assert_eq!(touched(&world), 0);
     world.set_endpoint(&name("e"), Some(endpoint("web", 3, 10)));
     world.publish_role(bouncer("web-b0"));
-    world.set_role(RoleKind::Divider, "red-d0", Some(settled("red", "d4")));
+    world.set_role(RoleKind::Divider, "red-d0", Some(serving("red", "d4")));
     world.subscribe("d4", vni(7), IpAddr::from([10, 0, 0, 10]), true);
     assert_eq!(touched(&world), 0);
     world.set_endpoint(&name("e"), None);
     assert_eq!(touched(&world), 0);
-    world.set_role(RoleKind::Bouncer, "web-b1", Some(settled("web", "d4")));
+    world.set_role(RoleKind::Bouncer, "web-b1", Some(serving("web", "d4")));
     assert_eq!(touched(&world), 50, "a bouncer has them all");
 }
 
@@ -209,7 +209,7 @@ fn a_new_bouncer_has_the_services_before_it_is_listed() {
     world.flush();
     let role = super::super::Role {
         serves_on: None,
-        ..settled("web", "d3")
+        ..serving("web", "d3")
     };
     world.set_role(RoleKind::Bouncer, "web-b1", Some(role));
     world.flush();
@@ -243,7 +243,7 @@ fn shared() -> World {
         world.set_role(
             RoleKind::Bouncer,
             &format!("{name}-b0"),
-            Some(settled(name, droplet)),
+            Some(serving(name, droplet)),
         );
     }
     world.set_service(&name("s"), Some(served("1", 10)));
