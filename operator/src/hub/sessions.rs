@@ -1,0 +1,152 @@
+//! The beginning and the end of droplets' streams, and what a new leader waits for before it sends programs.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use thuban_api::identifiers::Vni;
+use thuban_proto::transit::{Attachment, OperatorMessage, Program};
+use thuban_rows::Kinds;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+
+use super::attachments::Report;
+use super::{ADOPTION_TIMEOUT, Hub, Opened, State, forget_load, message, subscribe};
+use crate::model::rows::PackedRow;
+
+/// How long a new leader waits for streams before it sends programs: droplets dial less often the longer no leader
+/// answers (up to 7.5 s apart).
+const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(9)];
+/// How long a new leader waits for Endpoints of attachments, milliseconds: without them rows would be missing in the
+/// programs.
+const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
+
+impl Hub {
+    /// Opens a droplet's stream. The droplet gets its whole program, and from then on deltas, with rows of the kinds
+    /// that it understands. If programs are held back, this begins only with [`Self::serve`]. An older stream ends.
+    pub fn open(
+        &self,
+        droplet: &str,
+        attachments: &[Attachment],
+        subscriptions: &[(Vni, IpAddr)],
+        kinds: Kinds,
+    ) -> (u64, UnboundedReceiver<OperatorMessage>) {
+        let state = &mut *self.lock();
+        let id = state.next_id;
+        state.next_id += 1;
+        let (messages, receiver) = unbounded_channel();
+        state.attachments.replace(droplet, attachments);
+        state.heard.entry(droplet.to_owned()).or_insert(self.now());
+        let opened = Opened {
+            id,
+            subscriptions: subscriptions.to_vec(),
+            kinds,
+        };
+        state.refused.remove(droplet);
+        self.note_kinds(state, droplet, &opened.kinds);
+        // The older stream's end shows in its receiver.
+        state.senders.remove(droplet);
+        if let Some(held) = &mut state.held {
+            held.insert(droplet.to_owned(), opened);
+            state.senders.insert(droplet.to_owned(), messages);
+        } else {
+            self.begin(state, droplet, &opened, messages);
+        }
+        self.triggers.droplet(droplet);
+        (id, receiver)
+    }
+
+    fn begin(
+        &self,
+        state: &mut State,
+        droplet: &str,
+        opened: &Opened,
+        messages: UnboundedSender<OperatorMessage>,
+    ) {
+        for (vni, address) in state.world.subscriptions_of(droplet) {
+            state.world.subscribe(droplet, vni, address, false);
+        }
+        for (vni, address) in &opened.subscriptions {
+            subscribe(state, droplet, *vni, *address);
+        }
+        self.send(state);
+        let mut program = state.world.program(droplet);
+        program.retain(|key, _| opened.kinds.contains(key.kind()));
+        let stream = (opened.id, opened.kinds.clone());
+        let sequence = state.acks.open(droplet, stream, program.keys(), self.now());
+        state.full.forget(droplet);
+        self.denials().forget(droplet);
+        let snapshot = Program {
+            epoch: self.epoch,
+            sequence,
+            snapshot: true,
+            upserts: program.values().map(PackedRow::unpack).collect(),
+            deletes: Vec::new(),
+        };
+        let _ = messages.send(message(snapshot));
+        state.senders.insert(droplet.to_owned(), messages);
+    }
+
+    /// Holds programs back from now on, because a snapshot removes from a droplet every row that it lacks. `vacancy`:
+    /// how long nobody has led.
+    pub fn hold_back(&self, vacancy: Duration) {
+        let state = &mut *self.lock();
+        state.held.get_or_insert_default();
+        let [least, most] = DIAL_TIMEOUTS;
+        state.dialling = (vacancy / 4).clamp(least, most);
+    }
+
+    /// Whether all expected droplets have dialled, and all pods that are attached and bound there have their Endpoints;
+    /// or that took too long.
+    pub fn is_adopted(&self, is_expected: impl Fn(&str) -> bool, is_bound: impl Fn(&Report) -> bool) -> bool {
+        let state = &*self.lock();
+        let now = self.now();
+        let mut expected = state.world.droplets().filter(|(name, _)| is_expected(name));
+        let is_patient = self.started.elapsed() < state.dialling;
+        if is_patient && !expected.all(|(name, _)| state.has_dialled(name)) {
+            return false;
+        }
+        let is_orphan = |(vni, address)| {
+            state.world.has_vni(vni)
+                && state.world.holder(vni, address).is_none()
+                && state.attachments.at(vni, address).any(|report| is_bound(&report))
+        };
+        now >= MENDING_TIMEOUT || !state.attachments.live().any(is_orphan)
+    }
+
+    /// Sends the programs that were held back.
+    pub fn serve(&self) {
+        let state = &mut *self.lock();
+        let now = self.now();
+        let waiting = state.world.stage_policies(now);
+        state.steps.wait(waiting, &state.acks);
+        for (droplet, opened) in state.held.take().into_iter().flatten() {
+            if let Some(messages) = state.senders.remove(&droplet) {
+                self.begin(state, &droplet, &opened, messages);
+            }
+            self.triggers.droplet(&droplet);
+        }
+    }
+
+    pub fn close(&self, droplet: &str, id: u64) {
+        let state = &mut *self.lock();
+        if let Some(held) = &mut state.held
+            && held.get(droplet).is_some_and(|opened| opened.id == id)
+        {
+            held.remove(droplet);
+            state.senders.remove(droplet);
+        }
+        if state.acks.close(droplet, id, self.now()) {
+            forget_load(state, droplet);
+            state.full.forget(droplet);
+            state.senders.remove(droplet);
+            self.triggers.droplet(droplet);
+        }
+    }
+
+    /// Ends a droplet's stream, whoever holds it, and forgets the droplet's reports: nothing lives there any more.
+    pub fn forget(&self, droplet: &str) {
+        let state = &mut *self.lock();
+        state.senders.remove(droplet);
+        state.attachments.replace(droplet, &[]);
+        state.heard.remove(droplet);
+    }
+}
