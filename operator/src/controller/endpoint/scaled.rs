@@ -5,23 +5,25 @@
 //! The Endpoint lives as long as its Service wants it, whoever deletes it. A Service that names another network gets
 //! another Endpoint.
 
+mod conditions;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::core::v1::{Namespace, ObjectReference};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thiserror::Error;
-use thuban_api::condition::{find, set};
-use thuban_api::{Condition, ConditionStatus, Endpoint, EndpointStatus, OVERLAY_PORT, Phase};
+use thuban_api::condition::set;
+use thuban_api::{ConditionStatus, Endpoint, EndpointStatus, Phase};
 use thuban_rows::Port;
 use tracing::info;
 
 use crate::controller::address::all_addresses;
-use crate::controller::admission::{Unusable, admitted, usable_network};
+use crate::controller::admission::{Unusable, usable_network};
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_taken};
 use crate::controller::endpoint::status::write;
@@ -31,13 +33,17 @@ use crate::controller::runtime::objects::{condition, delete, has_finalizer, remo
 use crate::controller::service::outside_address::{self, outside_of};
 use crate::controller::service::own_address::{self, Claimed, asked_by, asked_of};
 use crate::hub::{Barrier, Missing, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE, Waiter};
-use crate::model::admission::{Refusal, network_of};
+use crate::model::admission::network_of;
 use crate::model::allocation::addresses_of;
 use crate::model::backends::{Located, Place, TooLarge, WaysIn, backends};
 use crate::model::endpoint::{has_addresses, name_of, pod_of};
 use crate::model::rows::Key;
-use crate::model::service::{Backend, EndpointSlice, Service, Target, protocol_name, protocol_number};
-use crate::model::world::{self, NodePort, World};
+use crate::model::service::{Backend, EndpointSlice, Service, Target};
+use crate::model::world::{self, World};
+use conditions::{
+    OVERLAY_PORT_REASON, PORT_RESTS_REASON, accepted, await_rest, await_room, leave_out, record_node_ports,
+    recorded_node_ports, refuse_overlay_port, tell, tell_news,
+};
 
 /// How long the workflow waits for a change of which acks and watches should have woken it.
 const ACK_RETRY: Duration = Duration::from_secs(2);
@@ -45,9 +51,6 @@ const ACK_RETRY: Duration = Duration::from_secs(2);
 const USER_RETRY: Duration = Duration::from_mins(1);
 /// How long the workflow waits for an address of another owner to become free.
 const CLAIM_RETRY: Duration = Duration::from_secs(10);
-/// The reason in the condition and the event.
-const OVERLAY_PORT_REASON: &str = "OverlayPort";
-const PORT_RESTS_REASON: &str = "PortRests";
 /// How often at most a status follows backends that come and go.
 const COUNT_EVERY: Duration = Duration::from_secs(1);
 /// How many backends a status names.
@@ -412,133 +415,6 @@ async fn serve(
     } else {
         Action::requeue(CLAIM_RETRY)
     })
-}
-
-/// Returns whether its network admits the Endpoint now, as a condition. The Endpoint keeps what it has while its
-/// network exists.
-fn accepted(endpoint: &Endpoint, context: &Context) -> Condition {
-    let (network, namespace) = (&endpoint.spec.network, name_of(endpoint).0);
-    match admitted(&namespace, network, context.network(network).as_deref(), context) {
-        Ok(()) => condition("Accepted", true, "Admitted", "", None),
-        Err(refusal @ (Refusal::VpcForbids { .. } | Refusal::NetworkForbids { .. })) => {
-            let message =
-                format!("{refusal}. The Service keeps its addresses and backends until it is deleted");
-            condition("Accepted", false, refusal.reason(), &message, None)
-        }
-        Err(refusal) => condition("Accepted", false, refusal.reason(), &refusal.to_string(), None),
-    }
-}
-
-/// Sets the condition with the number of left-out backends. Returns the message for an event, if it is news.
-fn leave_out(status: &mut EndpointStatus, count: usize, endpoint: &Endpoint) -> Option<String> {
-    let message = (count > 0).then(|| {
-        format!(
-            "{count} ready addresses of its EndpointSlices are left out: no pod of namespace {} has them in the VPC of \
-             network {:?}; run the Service's pods in that VPC, or name a network of the pods' VPC in the Service's \
-             annotation thuban.dev/network",
-            name_of(endpoint).0,
-            endpoint.spec.network
-        )
-    });
-    lacks(status, "Complete", "BackendsLeftOut", message)
-}
-
-/// Sets the condition for a port that droplets would take for the overlay's. Returns the message for an event, if it is
-/// news.
-fn refuse_overlay_port(status: &mut EndpointStatus, is_used: bool) -> Option<String> {
-    let message = is_used.then(|| {
-        format!(
-            "nodes need UDP port {OVERLAY_PORT} for the overlay. It has no effect as a port of backends outside of the \
-             VPC, as the port of a Service with such backends, as a NodePort, or at a node's own address; use another \
-             port"
-        )
-    });
-    lacks(status, "Ports", OVERLAY_PORT_REASON, message)
-}
-
-/// Says which NodePorts were another VPC's until lately and rest. Returns the message, if it is news.
-fn await_rest(status: &mut EndpointStatus, resting: &BTreeSet<NodePort>) -> Option<String> {
-    let message = (!resting.is_empty()).then(|| {
-        let ports: Vec<_> = resting.iter().copied().map(node_port_text).collect();
-        format!(
-            "nodes take nothing at {} yet: a node may still lead this port to a Service of another VPC. The port opens \
-             when all nodes have acknowledged the change, at the latest a minute after the lease of NodePorts \
-             (THUBAN_NODE_PORT_LEASE_SECONDS)",
-            ports.join(", ")
-        )
-    });
-    lacks(status, "NodePorts", PORT_RESTS_REASON, message)
-}
-
-/// Says which droplets have no room for the Service as it is now. They keep what they had of it. Returns the message,
-/// if it is news.
-fn await_room(status: &mut EndpointStatus, full: &Missing) -> Option<String> {
-    let message = (!full.is_empty()).then(|| full.message());
-    lacks(status, "Room", TABLE_FULL, message)
-}
-
-/// Writes down the Service's ports for the next leader, which gives these at once.
-fn record_node_ports(status: &mut EndpointStatus, ports: &BTreeSet<NodePort>) {
-    status.node_ports = Some(ports.iter().copied().map(node_port_text).collect());
-}
-
-fn node_port_text((protocol, number): NodePort) -> String {
-    format!("{number}/{}", protocol_name(protocol).unwrap_or("?"))
-}
-
-fn node_port_of(text: &str) -> Option<NodePort> {
-    let (number, name) = text.split_once('/')?;
-    Some((protocol_number(name)?, number.parse().ok()?))
-}
-
-/// Returns the ports that an earlier leader recorded for the Service. A Service that was Provisioned by an operator
-/// that recorded nothing had its ports: none then.
-fn recorded_node_ports(endpoint: &Endpoint) -> Option<BTreeSet<NodePort>> {
-    let status = endpoint.status.as_ref();
-    if let Some(ports) = status.and_then(|status| status.node_ports.as_ref()) {
-        return Some(ports.iter().filter_map(|text| node_port_of(text)).collect());
-    }
-    let is_older = status.is_some_and(|status| status.phase == Phase::Provisioned);
-    (!is_older).then(BTreeSet::new)
-}
-
-/// Sets a condition that something is not as it was asked for, or takes it away; the message, if it is news.
-fn lacks(status: &mut EndpointStatus, kind: &str, reason: &str, message: Option<String>) -> Option<String> {
-    let is_news = find(&status.conditions, kind).is_none();
-    let Some(message) = message else {
-        status.conditions.retain(|condition| condition.kind != kind);
-        return None;
-    };
-    set(
-        &mut status.conditions,
-        condition(kind, false, reason, &message, None),
-    );
-    is_news.then_some(message)
-}
-
-/// Writes events on the Service and on its Endpoint.
-fn tell(endpoint: &Endpoint, reason: &str, message: &str, context: &Context) {
-    if let Some(service) = &endpoint.spec.service_ref {
-        let about = ObjectReference {
-            api_version: Some("v1".into()),
-            kind: Some("Service".into()),
-            name: Some(service.name.clone()),
-            namespace: endpoint.namespace(),
-            uid: Some(service.uid.clone()),
-            ..ObjectReference::default()
-        };
-        context.events.event_about(about, true, reason, message);
-    }
-    context.events.event(endpoint, true, reason, message);
-}
-
-/// Writes the same events for each message that is news.
-fn tell_news<const N: usize>(endpoint: &Endpoint, news: [(&str, Option<String>); N], context: &Context) {
-    for (reason, message) in news {
-        if let Some(message) = message {
-            tell(endpoint, reason, &message, context);
-        }
-    }
 }
 
 async fn write_if_new(
