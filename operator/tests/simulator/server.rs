@@ -1,5 +1,7 @@
 //! The fake API server behind kube's client: routes requests to the store, with the faults of the schedule.
 
+mod watch;
+
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -15,15 +17,15 @@ use http_body_util::{BodyExt, Full, StreamBody};
 use kube::client::Body;
 use serde_json::{Value, json};
 use thuban_api::SYSTEM_NAMESPACE;
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use crate::heartbeats;
 use crate::kind::Kind;
 use crate::operators::Operator;
-use crate::signal::Signal;
 use crate::simulation::{Simulation, State};
 use crate::store::{FORBIDDEN, Failure, GONE, INTERNAL, INVALID, NOT_FOUND, Preconditions, text};
 use crate::workflow;
+use watch::Watch;
 
 type Broken = Box<dyn std::error::Error + Send + Sync>;
 type Reply = Response<UnsyncBoxBody<Bytes, Broken>>;
@@ -552,74 +554,4 @@ fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
     }
     body.extend_from_slice(b"]}");
     Ok(body.into())
-}
-
-/// An open watch.
-struct Watch {
-    connection: Connection,
-    kind: Kind,
-    version: u64,
-    changed: Arc<Signal>,
-    is_stale: bool,
-    until: Instant,
-    is_over: bool,
-}
-
-impl Watch {
-    /// Returns the next lines of events, or the end.
-    async fn next(&mut self) -> Option<Result<Bytes, Broken>> {
-        if self.is_over {
-            return None;
-        }
-        loop {
-            self.connection.operator.hears(self.kind).await;
-            self.connection.halt_if_dead().await;
-            let last = self.changed.get();
-            let delay = {
-                let state = &mut *self.connection.simulation.lock();
-                if self.version < state.store.compacted
-                    && !state.store.events_after(self.kind, self.version).is_empty()
-                {
-                    self.is_over = true;
-                    let line = format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", GONE.status());
-                    return Some(Ok(line.into()));
-                }
-                if last > self.version {
-                    let is_stale = self.is_stale && !state.is_fair;
-                    Some(state.random.millis(0, if is_stale { 8000 } else { 10 }))
-                } else {
-                    None
-                }
-            };
-            let Some(delay) = delay else {
-                tokio::select! {
-                    biased;
-                    _ = self.changed.other_than(last) => continue,
-                    () = sleep_until(self.until) => return None,
-                }
-            };
-            sleep(delay).await;
-            self.connection.halt_if_dead().await;
-            let state = &mut *self.connection.simulation.lock();
-            let chance = state.faults.dropped_watch;
-            if state.random.permille(chance) {
-                self.is_over = true;
-                return state.random.permille(500).then(|| Err("connection reset".into()));
-            }
-            let mut lines = Vec::new();
-            for event in state.store.events_after(self.kind, self.version) {
-                lines.extend_from_slice(b"{\"type\":\"");
-                lines.extend_from_slice(match event.kind {
-                    crate::store::EventKind::Added => b"ADDED",
-                    crate::store::EventKind::Modified => b"MODIFIED",
-                    crate::store::EventKind::Deleted => b"DELETED",
-                });
-                lines.extend_from_slice(b"\",\"object\":");
-                lines.extend_from_slice(&event.object);
-                lines.extend_from_slice(b"}\n");
-                self.version = event.version;
-            }
-            return Some(Ok(lines.into()));
-        }
-    }
 }
