@@ -22,7 +22,7 @@ use thuban_operator::metrics::serve as metrics;
 use thuban_operator::stream::door::{Door, Limits};
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_proto::OPERATOR_TLS_NAME;
-use thuban_telemetry::control;
+use thuban_telemetry::{Guard, control};
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -66,7 +66,8 @@ struct Settings {
     /// Needed where droplets connect from other addresses, or where their addresses are translated on the way.
     #[arg(long, env = "THUBAN_STREAM_SOURCES", value_delimiter = ',')]
     stream_sources: Vec<IpNet>,
-    /// TCP port of metrics and health probes, at the same address. 0 turns them off.
+    /// TCP port of metrics and health probes, at the same address. Metrics are read by https, with a bearer token whose
+    /// owner may `get` the path `/metrics`; probes by everybody. 0 turns both off.
     #[arg(long, env = "THUBAN_METRICS_PORT", default_value_t = 6083)]
     metrics_port: u16,
     /// Ranges of the cluster's Services besides those of ServiceCIDR objects, separated by commas. VPCs may not overlap
@@ -172,18 +173,11 @@ impl Stop {
 
 async fn lead(settings: &Settings) -> Result<Next> {
     let mut stop = Stop::new()?;
-    if settings.metrics_port != 0 {
-        let address = SocketAddr::new(settings.pod_ip, settings.metrics_port);
-        tokio::spawn(thuban_telemetry::serve(
-            address,
-            "THUBAN_METRICS_PORT",
-            metrics::OperatorPages,
-        ));
-    }
     let refused = RefusedRanges::new(&settings.service_cidrs, &settings.underlay_cidrs)?;
     let client = thuban_client::infer()
         .await
         .context("configuration of the API server's client")?;
+    let page = serve_pages(settings, client.clone())?;
     let waiting = async {
         let authority = loop {
             match Authority::load(client.clone(), CA, thuban_operator::metrics::ca_expires).await {
@@ -193,6 +187,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
             tokio::time::sleep(Duration::from_secs(2)).await;
         };
         let (certificate, ca_bundle) = (authority.certificate(), authority.bundle());
+        page.set(certificate.clone());
         tokio::spawn(authority.keep());
         let start = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let candidate = Candidate {
@@ -244,6 +239,22 @@ async fn lead(settings: &Settings) -> Result<Next> {
     };
     leadership.release().await;
     next
+}
+
+/// Serves metrics and probes, if they are wanted. Returns the page's certificate, which is to be set.
+fn serve_pages(settings: &Settings, client: Client) -> Result<Arc<metrics::PageCertificate>> {
+    let certificate = Arc::new(metrics::PageCertificate::default());
+    if settings.metrics_port != 0 {
+        let address = SocketAddr::new(settings.pod_ip, settings.metrics_port);
+        let guard = Guard::new(certificate.clone(), Some(client)).context("TLS of the page of metrics")?;
+        tokio::spawn(thuban_telemetry::serve_guarded(
+            address,
+            "THUBAN_METRICS_PORT",
+            metrics::OperatorPages,
+            guard,
+        ));
+    }
+    Ok(certificate)
 }
 
 /// Runs controllers and stream server for as long as this process leads.

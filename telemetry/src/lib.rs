@@ -2,10 +2,13 @@
 //! panics. Takes commands of root at a Unix socket ([`control`]). Sends traces of pods ([`traces`]).
 //!
 //! Requests are untrusted: anybody who reaches the address may send one. A request is read within a limit of bytes and
-//! time, and few are served at once. Only the path counts, not even the method, and no request changes anything.
+//! time, and few are served at once. Of the request line only the path counts, not even the method, and no request
+//! changes anything. A server beyond loopback may have a [`Guard`], which shows pages to who has the right.
 
+mod access;
 pub mod control;
 mod format;
+mod guard;
 mod json;
 mod levels;
 mod own;
@@ -15,6 +18,7 @@ pub mod traces;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,18 +26,23 @@ use std::time::Duration;
 use http_body_util::Full;
 pub use hyper::StatusCode;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderValue, WWW_AUTHENTICATE};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use thiserror::Error;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
+use access::Refusal;
 use format::text_format;
+pub use guard::Guard;
+use guard::begins_with_tls;
 use own::with_own;
 pub use panics::abort_on_panic;
 
@@ -74,9 +83,18 @@ pub trait Pages: Send + Sync + 'static {
     fn answer(&self, path: &str) -> impl Future<Output = Answer> + Send;
 }
 
-/// Serves until the process ends. Without its port the process works on; `setting` is the setting that the log names
-/// then.
+/// Serves until the process ends, to everybody who reaches the address. Without its port the process works on;
+/// `setting` is the setting that the log names then.
 pub async fn serve(address: SocketAddr, setting: &'static str, pages: impl Pages) {
+    accept(listen(address, setting).await, pages, None).await;
+}
+
+/// Does what [`serve`] does, for those whom the guard lets in.
+pub async fn serve_guarded(address: SocketAddr, setting: &'static str, pages: impl Pages, guard: Guard) {
+    accept(listen(address, setting).await, pages, Some(guard)).await;
+}
+
+async fn listen(address: SocketAddr, setting: &'static str) -> TcpListener {
     let listener = loop {
         match TcpListener::bind(address).await {
             Ok(listener) => break listener,
@@ -87,12 +105,32 @@ pub async fn serve(address: SocketAddr, setting: &'static str, pages: impl Pages
         sleep(PAUSE).await;
     };
     info!(%address, setting, "serving HTTP");
-    accept(listener, Arc::new(pages)).await;
+    listener
 }
 
-async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
+/// What all connections share.
+struct Server<P> {
+    pages: P,
+    places: Semaphore,
+    guard: Option<Guard>,
+}
+
+/// The reason why a connection ends without an answer.
+#[derive(Debug, Error)]
+enum ConnectionError {
+    #[error("no TLS: {0}")]
+    Tls(#[from] io::Error),
+    #[error(transparent)]
+    Http(#[from] hyper::Error),
+}
+
+async fn accept(listener: TcpListener, pages: impl Pages, guard: Option<Guard>) {
     let mut served: VecDeque<JoinHandle<()>> = VecDeque::new();
-    let places = Arc::new(Semaphore::new(MADE_AT_ONCE));
+    let server = Arc::new(Server {
+        pages,
+        places: Semaphore::new(MADE_AT_ONCE),
+        guard,
+    });
     loop {
         let Ok((stream, peer)) = listener.accept().await else {
             sleep(PAUSE).await;
@@ -104,9 +142,9 @@ async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
         {
             oldest.abort();
         }
-        let (pages, places) = (Arc::clone(&pages), Arc::clone(&places));
+        let server = Arc::clone(&server);
         served.push_back(tokio::spawn(async move {
-            match timeout(REQUEST_TIMEOUT, one_request(stream, pages, places)).await {
+            match timeout(REQUEST_TIMEOUT, one_connection(stream, server)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%peer, %error, "a request that can't be read"),
                 Err(_) => debug!(%peer, "a request took too long"),
@@ -115,18 +153,38 @@ async fn accept(listener: TcpListener, pages: Arc<impl Pages>) {
     }
 }
 
-async fn one_request(stream: TcpStream, pages: Arc<impl Pages>, places: Arc<Semaphore>) -> hyper::Result<()> {
+async fn one_connection<P: Pages>(stream: TcpStream, server: Arc<Server<P>>) -> Result<(), ConnectionError> {
+    if let Some(guard) = &server.guard
+        && begins_with_tls(&stream).await?
+    {
+        let stream = guard.secure(stream).await?;
+        return Ok(one_request(stream, true, Arc::clone(&server)).await?);
+    }
+    Ok(one_request(stream, false, server).await?)
+}
+
+async fn one_request<P: Pages>(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    is_secured: bool,
+    server: Arc<Server<P>>,
+) -> hyper::Result<()> {
     let service = service_fn(move |request: Request<Incoming>| {
-        let (pages, places) = (Arc::clone(&pages), Arc::clone(&places));
+        let server = Arc::clone(&server);
         async move {
-            let _place = places.acquire().await;
-            let accepted = request
-                .headers()
-                .get(ACCEPT)
-                .and_then(|formats| formats.to_str().ok());
+            let (head, _body) = request.into_parts();
+            let path = head.uri.path();
+            // Before there is a place: who waits for a review keeps out no probe.
+            if let Some(guard) = &server.guard
+                && let Err(refusal) = guard.admit(path, &head.headers, is_secured).await
+            {
+                return Ok(refuse(refusal));
+            }
+            let _place = server.places.acquire().await;
+            let accepted = head.headers.get(ACCEPT);
+            let accepted = accepted.and_then(|formats| formats.to_str().ok());
             let takes_openmetrics =
                 accepted.is_some_and(|formats| formats.contains("application/openmetrics-text"));
-            Ok::<_, Infallible>(answer(request.uri().path(), takes_openmetrics, &*pages).await)
+            Ok::<_, Infallible>(answer(path, takes_openmetrics, &server.pages).await)
         }
     });
     http1::Builder::new()
@@ -149,6 +207,15 @@ async fn answer(path: &str, takes_openmetrics: bool, pages: &impl Pages) -> Resp
         Answer::Failed(text) => respond(StatusCode::INTERNAL_SERVER_ERROR, TEXT, format!("{text}\n")),
         Answer::Unready(text) => respond(StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{text}\n")),
     }
+}
+
+fn refuse(refusal: Refusal) -> Response<Full<Bytes>> {
+    let mut response = respond(refusal.status(), TEXT, format!("{refusal}\n"));
+    if response.status() == StatusCode::UNAUTHORIZED {
+        let scheme = HeaderValue::from_static("Bearer");
+        response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
+    }
+    response
 }
 
 fn respond(status: StatusCode, format: &'static str, text: String) -> Response<Full<Bytes>> {
@@ -183,7 +250,7 @@ mod tests {
     async fn serve_few() -> (SocketAddr, JoinHandle<()>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        (address, tokio::spawn(accept(listener, Arc::new(Few))))
+        (address, tokio::spawn(accept(listener, Few, None)))
     }
 
     async fn ask_at(address: SocketAddr, request: &str) -> String {

@@ -9,13 +9,15 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rtnetlink::Handle;
 use thiserror::Error;
+use thuban_authority::{Ca, CertificateError, ServerCertificate};
 use thuban_common::tables::{CONFIG_TRANSIT_AT_XDP, ConfigEntry, EndpointKey, OnLinkEntry};
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{CniError, StatusRequest};
+use thuban_telemetry::Guard;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tonic::transport::Endpoint;
@@ -94,6 +96,8 @@ pub enum DaemonError {
     Kubernetes(#[source] thuban_client::ClientError),
     #[error("cannot start threads for DNS")]
     Dns(#[source] std::io::Error),
+    #[error("cannot make the certificate of the page of metrics")]
+    Certificate(#[from] CertificateError),
     #[error("cannot listen for signals")]
     Signal(#[source] std::io::Error),
     #[error("the uplink has changed: it was {was} and is {now}; transitd must start again")]
@@ -159,14 +163,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     tokio::spawn(node_port_lease::run(Arc::clone(&node)));
     tokio::spawn(probe_members::run(Arc::clone(&node), probes));
     tokio::spawn(install::when_synced(Arc::clone(&node)));
-    if let Some(address) = metrics_address(&node) {
-        let pages = MetricsPage(Arc::clone(&node));
-        tokio::spawn(thuban_telemetry::serve(
-            address,
-            "THUBAN_TRANSITD_METRICS_PORT",
-            pages,
-        ));
-    }
+    serve_metrics(&node, kubernetes.as_ref())?;
     if let Some(client) = kubernetes {
         tokio::spawn(register::run(Arc::clone(&node), client));
     }
@@ -187,6 +184,35 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
             now,
         }),
     }
+}
+
+/// Serves metrics, if they are wanted: on loopback to everybody there, at the node's address to who may get them.
+/// Without a client of the API server nobody can prove that.
+fn serve_metrics(node: &Arc<Node>, client: Option<&kube::Client>) -> Result<(), DaemonError> {
+    const SETTING: &str = "THUBAN_TRANSITD_METRICS_PORT";
+    let Some(address) = metrics_address(node) else {
+        return Ok(());
+    };
+    let pages = MetricsPage(Arc::clone(node));
+    match node.settings.metrics_address {
+        MetricsAddress::Loopback => {
+            tokio::spawn(thuban_telemetry::serve(address, SETTING, pages));
+        }
+        MetricsAddress::Node => {
+            let certificate = Arc::new(own_certificate()?);
+            let guard = Guard::new(certificate, client.cloned()).map_err(CertificateError::from)?;
+            tokio::spawn(thuban_telemetry::serve_guarded(address, SETTING, pages, guard));
+        }
+    }
+    Ok(())
+}
+
+/// Makes a certificate that nobody can verify: transitd has no key of a CA, because a node may be taken over.
+fn own_certificate() -> Result<ServerCertificate, CertificateError> {
+    const NAME: &str = "transitd";
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    let ca = Ca::make(NAME, since.unwrap_or_default().as_secs())?;
+    Ok(ServerCertificate::new(ca.sign(NAME)?))
 }
 
 fn metrics_address(node: &Node) -> Option<SocketAddr> {

@@ -37,7 +37,7 @@ pub enum DirectPaths {
 pub enum MetricsAddress {
     /// Processes of this node only: metrics listen at 127.0.0.1.
     Loopback,
-    /// Everybody who reaches the node's address.
+    /// Everybody who reaches the node's address and may `get` the path `/metrics`, by https with a bearer token.
     Node,
 }
 

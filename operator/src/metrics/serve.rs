@@ -1,7 +1,12 @@
-//! Serves `/metrics` for Prometheus, `/healthz` and `/readyz` for kubelet, by HTTP on the node's address.
+//! Serves `/metrics` for Prometheus, `/healthz` and `/readyz` for kubelet, on the node's address. Metrics are shown by
+//! TLS to who may get `/metrics`, probes to everybody.
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
+use rustls::server::{ClientHello, ResolvesServerCert};
+use rustls::sign::CertifiedKey;
+use thuban_authority::ServerCertificate;
 use thuban_telemetry::{Answer, Pages, REQUEST_TIMEOUT};
 use tokio::time::timeout;
 
@@ -12,6 +17,24 @@ static IS_READY: AtomicBool = AtomicBool::new(false);
 /// Sets whether the process is ready. A standby is ready when it could lead, a leader when it serves.
 pub fn ready(is_ready: bool) {
     IS_READY.store(is_ready, Ordering::Relaxed);
+}
+
+/// The certificate of the page of metrics. There is none until the operator has its CA: probes don't wait for it.
+#[derive(Debug, Default)]
+pub struct PageCertificate(OnceLock<Arc<ServerCertificate>>);
+
+impl PageCertificate {
+    /// Has the page show this certificate from now on, as it is and will be.
+    pub fn set(&self, certificate: Arc<ServerCertificate>) {
+        // There is one CA in a process, so one certificate.
+        let _ = self.0.set(certificate);
+    }
+}
+
+impl ResolvesServerCert for PageCertificate {
+    fn resolve(&self, hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        self.0.get()?.resolve(hello)
+    }
 }
 
 #[derive(Debug)]

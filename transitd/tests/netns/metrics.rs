@@ -170,6 +170,12 @@ fn metrics_are_served_where_the_setting_says_and_nowhere_else() {
     rig.flags[3] = "node".into();
     rig.start();
     eventually("served", || get(rig.far(), node).is_ok());
+    let answer = get(rig.far(), node).unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 403") && answer.contains("by https"),
+        "{answer}"
+    );
+    assert!(!answer.contains("thuban_transitd_"), "{answer}");
     rig.add_pod("p1");
     let pod = format!("{}-p1", rig.name);
     assert!(get(&pod, node).is_err(), "tenants' pods do not reach it");
