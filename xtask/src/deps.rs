@@ -19,7 +19,7 @@ pub struct Package {
     sign: &'static str,
 }
 
-const PACKAGES: [Package; 20] = [
+const PACKAGES: [Package; 21] = [
     // A DNS server that takes the names of load balancers.
     Package {
         name: "bind9",
@@ -40,6 +40,11 @@ const PACKAGES: [Package; 20] = [
     Package {
         name: "containernetworking-plugins",
         sign: "/usr/lib/cni/loopback",
+    },
+    // Reads the operator's metrics by TLS.
+    Package {
+        name: "curl",
+        sign: "curl",
     },
     Package {
         name: "ethtool",

@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::process::Command;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use serde_json::json;
 use thuban_cluster::Cluster;
+use thuban_proto::OPERATOR_TLS_NAME;
 
-use crate::support::get;
+use crate::support::{apply, get};
 
 pub const PORT: u16 = 6083;
 
@@ -27,6 +32,76 @@ pub fn ask(address: SocketAddr, path: &str) -> Result<String> {
     Ok(answer)
 }
 
+/// Returns an answer of the operator by TLS, which its CA verifies.
+pub fn https(cluster: &Cluster, address: &str, path: &str, token: Option<&str>) -> Result<String> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let lease = get(cluster, &["lease", "-n", "thuban-system", "thuban-operator"])?;
+    let bundle = lease["metadata"]["annotations"]["thuban.dev/ca-bundle"].as_str();
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("operator-ca-{}-{number}.pem", std::process::id());
+    let authority = cluster.instance().state().join(name);
+    std::fs::write(&authority, bundle.context("the Lease has no bundle")?)?;
+    let mut curl = Command::new("curl");
+    curl.args([
+        "--silent",
+        "--show-error",
+        "--include",
+        "--http1.1",
+        "--max-time",
+        "10",
+    ])
+    .arg("--cacert")
+    .arg(&authority)
+    .arg("--resolve")
+    .arg(format!("{OPERATOR_TLS_NAME}:{PORT}:{address}"))
+    .arg(format!("https://{OPERATOR_TLS_NAME}:{PORT}{path}"));
+    if let Some(token) = token {
+        curl.arg("--header").arg(format!("Authorization: Bearer {token}"));
+    }
+    let output = curl.output().context("starting curl");
+    std::fs::remove_file(&authority)?;
+    let output = output?;
+    if !output.status.success() {
+        bail!("curl: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Returns a token whose owner may read metrics, and nothing else.
+pub fn reader(cluster: &Cluster) -> Result<&'static str> {
+    const NAME: &str = "metrics-reader";
+    static TOKEN: OnceLock<String> = OnceLock::new();
+    if let Some(token) = TOKEN.get() {
+        return Ok(token);
+    }
+    apply(
+        cluster,
+        &[
+            json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME, "namespace": "default"}}),
+            json!({
+                "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": NAME},
+                "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole",
+                            "name": "thuban-metrics-reader"},
+                "subjects": [{"kind": "ServiceAccount", "name": NAME, "namespace": "default"}],
+            }),
+        ],
+    )?;
+    // The operator keeps a refusal for some seconds, so it is not asked before.
+    let user = format!("--as=system:serviceaccount:default:{NAME}");
+    cluster.wait_for("right to read metrics", Duration::from_secs(30), || {
+        Ok(cluster
+            .kubectl(&["auth", "can-i", "get", "/metrics", &user])
+            .is_ok())
+    })?;
+    let token = cluster.kubectl(&["create", "token", "-n", "default", NAME])?;
+    Ok(TOKEN.get_or_init(|| token.trim().to_owned()))
+}
+
+/// Returns the operator's page of metrics.
+pub fn page(cluster: &Cluster, address: &str) -> Result<String> {
+    https(cluster, address, "/metrics", Some(reader(cluster)?))
+}
+
 /// Returns the addresses of the operator's replicas.
 pub fn replicas(cluster: &Cluster) -> Vec<String> {
     let selector = "app.kubernetes.io/name=thuban-operator";
@@ -41,8 +116,8 @@ pub fn replicas(cluster: &Cluster) -> Vec<String> {
 }
 
 /// Returns series and their values.
-pub fn metrics(address: &str) -> Result<BTreeMap<String, f64>> {
-    series(&http(address, "/metrics")?)
+pub fn metrics(cluster: &Cluster, address: &str) -> Result<BTreeMap<String, f64>> {
+    series(&page(cluster, address)?)
 }
 
 /// Returns the metrics of transitd, as scraped on its node.

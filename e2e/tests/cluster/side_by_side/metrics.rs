@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-use crate::scrape::{http, metrics, of_node, page_of_node, replicas};
+use crate::scrape::{http, https, metrics, of_node, page, page_of_node, reader, replicas};
 use crate::support::REACHED;
 use crate::tenants::tenants;
 
@@ -12,7 +12,10 @@ fn one_replica_leads_and_counts_what_it_does() {
     let cluster = &tenants().cluster;
     let replicas = replicas(cluster);
     assert_eq!(replicas.len(), 2);
-    let all: Vec<_> = replicas.iter().map(|address| metrics(address).unwrap()).collect();
+    let all: Vec<_> = replicas
+        .iter()
+        .map(|address| metrics(cluster, address).unwrap())
+        .collect();
     let leaders: Vec<_> = all
         .iter()
         .filter(|series| series["thuban_operator_leader"] > 0.0)
@@ -64,6 +67,35 @@ fn leader_and_standby_are_ready_and_alive() {
             let answer = http(&address, path).unwrap();
             assert!(answer.starts_with("HTTP/1.1 200"), "{address}{path}: {answer}");
         }
+    }
+}
+
+#[test]
+fn metrics_of_the_operator_are_shown_by_right() {
+    let cluster = &tenants().cluster;
+    let stranger = cluster
+        .kubectl(&["create", "token", "-n", "red", "default"])
+        .unwrap();
+    let elsewhere = cluster
+        .kubectl(&["create", "token", "-n", "red", "default", "--audience=elsewhere"])
+        .unwrap();
+    for address in replicas(cluster) {
+        for (token, status) in [
+            (None, 401),
+            (Some("stranger"), 401),
+            (Some(elsewhere.trim()), 401),
+            (Some(stranger.trim()), 403),
+            (Some(reader(cluster).unwrap()), 200),
+        ] {
+            let answer = https(cluster, &address, "/metrics", token).unwrap();
+            assert!(
+                answer.starts_with(&format!("HTTP/1.1 {status} ")),
+                "{status}: {answer}"
+            );
+            assert_eq!(answer.contains("thuban_operator_"), status == 200, "{answer}");
+        }
+        let answer = http(&address, "/metrics").unwrap();
+        assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
     }
 }
 
@@ -124,7 +156,7 @@ fn promtool_finds_no_fault_with_pages() {
     let cluster = &tenants().cluster;
     let mut pages = vec![("transitd", page_of_node(cluster, "node-a").unwrap())];
     for address in replicas(cluster) {
-        pages.push(("operator", http(&address, "/metrics").unwrap()));
+        pages.push(("operator", page(cluster, &address).unwrap()));
     }
     for (whose, answer) in pages {
         let (_, page) = answer.split_once("\r\n\r\n").unwrap();

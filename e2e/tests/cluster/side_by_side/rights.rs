@@ -46,6 +46,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "policystates.thuban.dev/status []: patch update",
         "servicecidrs.networking.k8s.io []: list watch",
         "services []: list watch",
+        "subjectaccessreviews.authorization.k8s.io []: create",
         "tokenreviews.authentication.k8s.io []: create",
         "vips.thuban.dev []: get",
         "vips.thuban.dev/status []: patch",
