@@ -17,6 +17,7 @@ use crate::{
     build::{Profile, is_tests, root},
     conformance, diagnostics,
     images::hex_digest,
+    otlp,
 };
 
 pub const NAMESPACE: &str = "thuban-system";
@@ -132,6 +133,7 @@ pub fn values(instance: &Instance) -> Result<BTreeMap<String, String>> {
     if is_tests {
         set("THUBAN_EXTERNAL_IP_CIDRS", EXTERNAL_IPS.to_owned());
         set("THUBAN_CLAIM_REST_SECONDS", CLAIM_REST_SECONDS.to_owned());
+        set("THUBAN_OTLP_ENDPOINT", otlp::endpoint(instance));
     }
     Ok(data)
 }

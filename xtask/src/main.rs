@@ -34,6 +34,7 @@ mod links;
 mod load_balancers;
 mod machine;
 mod manifests;
+mod otlp;
 mod progress;
 mod publish;
 mod removal;

@@ -33,7 +33,7 @@ use self::{
 use crate::{
     alerts,
     build::{self, Profile, step},
-    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, manifests,
+    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, manifests, otlp,
     publish, removal,
 };
 
@@ -284,6 +284,7 @@ fn prepare() -> Result<()> {
         manifests::run(true)
     })?;
     step("crane", publish::crane)?;
+    step("collector of traces", otlp::ensure)?;
     step("containerd 2", cluster::ensure_containerd)?;
     step("cnitool and others", cni_tools::ensure)
 }

@@ -23,4 +23,5 @@ mod rights;
 mod rolling_update;
 mod services;
 mod stolen_token;
+mod traces;
 mod traffic_policies;
