@@ -220,7 +220,7 @@ pub(crate) mod tests {
     /// An API server that knows the tokens `reader` and `other`. Only the owner of the first may read metrics.
     #[derive(Clone)]
     pub struct Server {
-        pub mode: Arc<Mutex<Mode>>,
+        mode: Arc<Mutex<Mode>>,
         reviews: Arc<AtomicUsize>,
         rights: Arc<Mutex<Vec<Value>>>,
     }

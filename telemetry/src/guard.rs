@@ -184,6 +184,7 @@ mod tests {
         let header = header.unwrap_or_default();
         let request = format!("GET {path} HTTP/1.1\r\nHost: node\r\n{header}\r\n");
         let _ = stream.write_all(request.as_bytes()).await;
+        let _ = stream.flush().await;
         let mut answer = String::new();
         let _ = stream.read_to_string(&mut answer).await;
         answer
