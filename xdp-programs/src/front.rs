@@ -652,13 +652,8 @@ fn signal(frame: &TcFrame, packet: &IpPacket, offset: u32) -> Result<Signal, Cou
     if packet.protocol == ipv4::UDP {
         return Ok(Signal::DATAGRAM);
     }
-    let header = if packet.is_v6() {
-        ipv6::LENGTH
-    } else {
-        ipv4::LENGTH
-    };
     let word: [u16; 1] = frame
-        .load_far(offset + (header + Signal::OFFSET) as u32)
+        .load_far(offset + packet.header_length() + Signal::OFFSET as u32)
         .ok_or(Counter::Truncated)?;
     Ok(Signal::read(packet.protocol, word[0]))
 }

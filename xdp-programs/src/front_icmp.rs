@@ -118,7 +118,7 @@ fn answer(frame: &mut TcFrame, observed: &mut Observed, work: &mut Work) -> Outc
 #[inline(never)]
 fn turn(frame: &mut TcFrame, packet: &IpPacket) -> Option<()> {
     let header: EthernetHeader = frame.load(0)?;
-    if packet.length < header_length(packet) + ICMP {
+    if packet.length < packet.header_length() + ICMP {
         return None;
     }
     let icmp: IcmpHeader = inner::transport(frame, packet, 0)?;
@@ -140,21 +140,12 @@ fn turn(frame: &mut TcFrame, packet: &IpPacket) -> Option<()> {
     frame.store(0, &back)
 }
 
-#[inline(always)]
-const fn header_length(packet: &IpPacket) -> u32 {
-    if packet.is_v6() {
-        ipv6::LENGTH as u32
-    } else {
-        ipv4::LENGTH as u32
-    }
-}
-
 /// Reads the quote of an error whose IP header lies at `at`. [`Observed::quoted`] becomes the client's packet that the
 /// quoted one would answer. Returns false if the packet is no error, or the error is not about the front's answer.
 #[inline(never)]
 fn read(frame: &TcFrame, at: u32, observed: &mut Observed) -> bool {
     let (packet, quoted) = (&observed.packet, &mut observed.quoted);
-    let header = header_length(packet);
+    let header = packet.header_length();
     let Some([first]) = frame.load_far::<[u16; 1]>(at + header) else {
         return false;
     };

@@ -169,12 +169,7 @@ fn is_answer<F: Frame>(frame: &F, packet: &IpPacket) -> Result<bool, Counter> {
     let first: [u16; 1] = transport(frame, packet, 0).ok_or(Counter::Truncated)?;
     let mut tcp_flags = 0;
     if packet.protocol == ipv4::TCP {
-        let header = if packet.is_v6() {
-            ipv6::LENGTH
-        } else {
-            ipv4::LENGTH
-        };
-        if packet.length < header as u32 + LEAST_TCP {
+        if packet.length < packet.header_length() + LEAST_TCP {
             return Ok(false);
         }
         let word: [u16; 1] = transport(frame, packet, 12).ok_or(Counter::Truncated)?;

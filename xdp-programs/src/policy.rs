@@ -13,7 +13,7 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::Counter,
-    packet::{ethernet, icmp, ip::IpPacket, ipv4, ipv6},
+    packet::{ethernet, icmp, ip::IpPacket, ipv4},
     policy::{
         ANSWERED_LIFE, DENIAL_EGRESS, DENIAL_OUTSIDE, DenialKey, FlowEntry, NO_RULE, PEER_OUTSIDE,
         STAMP_GUARDED, STAMP_REPLY, Stamp, of_vpc, point, try_judge,
@@ -508,12 +508,7 @@ fn describe<F: Frame>(
         let tc = frame.tc().ok_or(Counter::PolicyUnreadable)?;
         return fragment(tc, packet, offset, case);
     }
-    let header = if packet.is_v6() {
-        ipv6::LENGTH
-    } else {
-        ipv4::LENGTH
-    };
-    transport_of(frame, packet, offset + header as u32, case)?;
+    transport_of(frame, packet, offset + packet.header_length(), case)?;
     case.point = point(case.key.protocol, u16::from_be(case.key.ports[1]));
     Ok(Shown::Here)
 }
@@ -577,12 +572,8 @@ fn quoted<F: Frame>(frame: &F, packet: &IpPacket, offset: u32, case: &mut Case) 
     let [first, second] = if quote.has_ports() {
         quote.ports
     } else {
-        let header = if packet.is_v6() {
-            ipv6::LENGTH
-        } else {
-            ipv4::LENGTH
-        };
-        echo(frame, packet.is_v6(), quote.protocol, offset + header as u32)
+        let offset = offset + packet.header_length();
+        echo(frame, packet.is_v6(), quote.protocol, offset)
     };
     case.key.protocol = quote.protocol;
     case.key.ports = [second, first];

@@ -46,12 +46,7 @@ pub fn answer<F: Frame>(frame: &mut F, attachment: &AttachmentEntry, packet: &Ip
 #[inline(always)]
 pub fn reset<F: Frame>(frame: &mut F, macs: &Macs, packet: &IpPacket, is_left: bool) -> Option<()> {
     let refused: TcpHeader = transport(frame, packet, 0)?;
-    let header = if packet.is_v6() {
-        ipv6::LENGTH
-    } else {
-        ipv4::LENGTH
-    };
-    let reset = refused.reset(packet.length - header as u32)?;
+    let reset = refused.reset(packet.length - packet.header_length())?;
     let finished = |sum| {
         if is_left {
             reset.with_checksum_left(sum)

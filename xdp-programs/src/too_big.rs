@@ -53,17 +53,12 @@ pub fn exceeded<F: Frame>(
 /// Returns the bytes of each segment's IP and transport header.
 #[inline(always)]
 fn headers<F: Frame>(frame: &F, packet: &IpPacket) -> u32 {
-    let ip = if packet.is_v6() {
-        ipv6::LENGTH
-    } else {
-        ipv4::LENGTH
-    } as u32;
     let mut further = 8;
     if packet.protocol == ipv4::TCP {
         let offset: Option<[u16; 1]> = transport(frame, packet, 12);
         further = offset.map_or(20, |word| u32::from(word[0].to_ne_bytes()[0] >> 4) * 4);
     }
-    ip + further
+    packet.header_length() + further
 }
 
 #[inline(always)]

@@ -104,6 +104,16 @@ impl IpPacket {
         self.flags & V6 != 0
     }
 
+    /// Returns the bytes of the fixed header.
+    #[inline(always)]
+    pub const fn header_length(&self) -> u32 {
+        if self.is_v6() {
+            ipv6::LENGTH as u32
+        } else {
+            ipv4::LENGTH as u32
+        }
+    }
+
     /// Whether the packet is a fragment, the first included.
     #[inline(always)]
     pub const fn is_fragment(&self) -> bool {
