@@ -67,7 +67,7 @@ impl State {
         let is_snapshot = program.snapshot;
         let mut applying = Applying::new(&program);
         let (mut rows, deletes) = self.read(program, &mut applying);
-        let sent = self.put_policies(&mut rows, &deletes, &mut applying);
+        let (sent, removed) = self.put_policies(&mut rows, &deletes, &mut applying);
         for (_, row) in &rows {
             self.note_senders(row, &mut applying);
             self.move_roles(row);
@@ -82,7 +82,7 @@ impl State {
             self.end_snapshot(is_first, &mut applying);
         }
         self.refresh_pods(&mut applying);
-        self.remove_policies(&deletes, &sent, &mut applying);
+        self.remove_policies(&removed, &sent, &mut applying);
         applying.changes.rules = self.rules.are_due();
         applying.changes.is_first = is_first;
         let Applying {

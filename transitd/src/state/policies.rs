@@ -84,15 +84,20 @@ impl Policies {
         }
     }
 
-    /// Takes note of classes and sets that a snapshot doesn't name, which are removed after a while.
-    pub fn linger(&mut self, unnamed: &[RowKey]) {
+    /// Takes note of classes and sets that a snapshot doesn't name, which are removed after a while. Returns the other
+    /// keys.
+    pub fn linger<'a>(&mut self, unnamed: &'a [RowKey]) -> Vec<&'a RowKey> {
         let now = Instant::now();
+        let mut others = Vec::new();
         let mut of_vpcs: BTreeMap<Vni, [BTreeSet<PolicyId>; 2]> = BTreeMap::new();
         for key in unnamed {
             let (vni, kind, id) = match key {
                 RowKey::Class(vni, id) => (*vni, 0, *id),
                 RowKey::PolicySet(vni, id) => (*vni, 1, *id),
-                _ => continue,
+                _ => {
+                    others.push(key);
+                    continue;
+                }
             };
             of_vpcs.entry(vni).or_default()[kind].insert(id);
             self.lingering.entry(key.clone()).or_insert(now);
@@ -101,6 +106,7 @@ impl Policies {
             self.tables.linger(vni, classes, sets);
         }
         self.strangers.get_or_insert(now);
+        others
     }
 
     /// Removes what has lingered for long enough. `is_kept`: attachments keep what an earlier operator told of.
@@ -200,16 +206,18 @@ impl Policies {
 
 impl State {
     /// Takes the rows of classes and sets out of `rows` and writes them, with the ranges of VPCs. Returns the keys of
-    /// all of these rows. What a snapshot doesn't name begins to linger; `deletes` has it.
-    pub(super) fn put_policies(
+    /// all of these rows, and those of `deletes` to remove. What a snapshot doesn't name begins to linger instead.
+    pub(super) fn put_policies<'a>(
         &mut self,
         rows: &mut Vec<Upsert>,
-        deletes: &[RowKey],
+        deletes: &'a [RowKey],
         applying: &mut Applying,
-    ) -> BTreeSet<RowKey> {
-        if applying.changes.is_all {
-            self.policies.linger(deletes);
-        }
+    ) -> (BTreeSet<RowKey>, Vec<&'a RowKey>) {
+        let removed = if applying.changes.is_all {
+            self.policies.linger(deletes)
+        } else {
+            deletes.iter().collect()
+        };
         let mut sent = BTreeSet::new();
         for (_, row) in rows.iter() {
             if let Row::Vpc(vpc) = row {
@@ -228,22 +236,19 @@ impl State {
             }
         }
         self.write_policies(applying);
-        sent
+        (sent, removed)
     }
 
-    /// Removes the rows of classes and sets that are deleted, now that no attachment names them, and not those that
-    /// linger. Refuses sets without room. `sent`: the rows that came.
+    /// Removes the rows of classes and sets that [`Self::put_policies`] returned, now that no attachment names them.
+    /// Refuses sets without room. `sent`: the rows that came.
     pub(super) fn remove_policies(
         &mut self,
-        deletes: &[RowKey],
+        removed: &[&RowKey],
         sent: &BTreeSet<RowKey>,
         applying: &mut Applying,
     ) {
-        for key in deletes.iter().filter(|key| !sent.contains(*key)) {
-            let lingers = applying.changes.is_all && matches!(key, RowKey::Class(..) | RowKey::PolicySet(..));
-            if !lingers {
-                self.policies.remove(key);
-            }
+        for key in removed.iter().filter(|key| !sent.contains(**key)) {
+            self.policies.remove(key);
         }
         self.write_policies(applying);
         for (key, why) in self.policies.refused(sent) {
