@@ -248,13 +248,24 @@ impl World {
     pub fn stage_policies(&mut self, now: u64) -> Vec<String> {
         self.roll_out(now);
         self.enforcement.is_staged = true;
+        self.step_all(|world, vpc, rollout| {
+            let waits = rollout.take_over(&world.enforcement.policies);
+            world.take_news(vpc, rollout);
+            waits
+        })
+    }
+
+    /// Takes a step in each VPC. `step` returns whether the VPC waits for acks. Returns the VPCs that do.
+    fn step_all(
+        &mut self,
+        mut step: impl FnMut(&mut Self, &str, &mut Rollout<EndpointName>) -> bool,
+    ) -> Vec<String> {
         let mut rollouts = std::mem::take(&mut self.enforcement.rollouts);
         let mut waiting = Vec::new();
         for (vpc, rollout) in &mut rollouts {
-            if rollout.take_over(&self.enforcement.policies) {
+            if step(self, vpc, rollout) {
                 waiting.push(vpc.clone());
             }
-            self.take_news(vpc, rollout);
         }
         self.enforcement.rollouts = rollouts;
         waiting
@@ -294,24 +305,23 @@ impl World {
         self.apply_fresh();
         self.apply_stale();
         let unfinished = self.vpcs_of_stale();
-        let mut rollouts = std::mem::take(&mut self.enforcement.rollouts);
-        let mut waiting = Vec::new();
-        for (vpc, rollout) in &mut rollouts {
+        let waiting = self.step_all(|world, vpc, rollout| {
             if unfinished.contains(vpc) {
-                continue;
+                return false;
             }
-            self.enforce(vpc, rollout);
-            if !self.enforcement.is_staged {
+            world.enforce(vpc, rollout);
+            let waits = if world.enforcement.is_staged {
+                rollout.begin(&world.enforcement.policies, now)
+            } else {
                 rollout.publish_all(now);
-            } else if rollout.begin(&self.enforcement.policies, now) {
-                waiting.push(vpc.clone());
-            }
-            self.take_news(vpc, rollout);
+                false
+            };
+            world.take_news(vpc, rollout);
             if rollout.take_freed() {
-                self.apply_closed(vpc);
+                world.apply_closed(vpc);
             }
-        }
-        self.enforcement.rollouts = rollouts;
+            waits
+        });
         self.forget_policies();
         waiting
     }
