@@ -1,6 +1,7 @@
 //! Tests that disturb nobody: they make objects of their own, or lock the objects that they change.
 
 mod admission;
+mod bandwidth;
 mod command_line;
 mod connectivity;
 mod crd_validation;
