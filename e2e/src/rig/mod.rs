@@ -5,6 +5,7 @@
 
 pub mod capture;
 pub mod droplet;
+pub mod limits;
 pub mod namespace;
 pub mod topology;
 pub mod traffic;

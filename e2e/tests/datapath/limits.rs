@@ -6,13 +6,11 @@ use thuban_common::tables::{ATTACHMENT_SHAPED, LOCAL_SHAPED};
 use thuban_e2e::rig::{
     POD_MTU,
     droplet::{Droplet, Pod},
-    namespace::Namespace,
+    limits::limit,
     topology::Topology,
     traffic::transfer,
 };
-use thuban_rows::ByteRate;
 use thuban_testkit::rates::Bounds;
-use transitd::netlink::{self, shaper};
 
 use crate::{each, run};
 
@@ -78,22 +76,6 @@ fn frames_to_a_limited_endpoint_pass_the_queue() -> Result<()> {
 #[test]
 fn agents_at_xdp_leave_limited_endpoints_to_the_queue() -> Result<()> {
     run(&mut Topology::with_agents_at_xdp()?, &passes_the_queue)
-}
-
-/// Limits what goes out by a link, as transitd does.
-fn limit(namespace: &Namespace, link: &str, rate: u64) -> Result<()> {
-    let index = namespace.interface(link)?;
-    let rate = ByteRate::new(rate).context("a rate")?;
-    namespace.run(|| {
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()?;
-        runtime.block_on(async {
-            let handle = netlink::connect()?;
-            shaper::limit(&handle, (index, link), rate).await?;
-            anyhow::Ok(())
-        })
-    })
 }
 
 #[test]

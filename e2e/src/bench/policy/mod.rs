@@ -1,9 +1,12 @@
 //! The benchmark of network policy: the same two pods on two droplets with and without policies, beside plain routing
-//! with and without sets of nftables, and beside kube-network-policies, on one machine, in one run.
+//! with and without sets of nftables, and beside kube-network-policies, on one machine, in one run. Two pods on one
+//! droplet, and limits of bandwidth, are cases of their own.
 //!
 //! Cases take turns as in the benchmark of the data plane. Each proves that its rules are asked: without the one that
 //! lets the client in, no ping comes through.
 
+mod limits;
+mod near;
 pub(super) mod nft;
 mod peer;
 pub(super) mod rules;
@@ -50,6 +53,16 @@ const CASES: [(&str, Option<usize>); 7] = [
     ("rules10000", Some(10_000)),
 ];
 
+/// The cases with both pods on one droplet, and how many rules each endpoint has for each direction.
+const NEAR: [(&str, Option<usize>); 3] = [
+    ("near", None),
+    ("near-deny1", Some(0)),
+    ("near-rules10000", Some(10_000)),
+];
+
+/// Both pods have limits of bandwidth in both directions, and no policy.
+const LIMITED: &str = "limited";
+
 /// The cases of plain routing, and how many addresses the sets of nftables have.
 const PLAIN: [(&str, Option<usize>); 3] = [
     ("plain", None),
@@ -65,7 +78,7 @@ const PEERS: [(&str, usize); 2] = [("plain-knp1", 1), ("plain-knp10000", 10_000)
 const PEER_MEASURES: [Measure; 3] = [Measure::RoundTrips, Measure::Connections, Measure::Stream];
 
 /// The promises: a case, the case whose median divides, a metric, the bound.
-const TARGETS: [(&str, &str, &str, Option<Bound>); 29] = [
+const TARGETS: [(&str, &str, &str, Option<Bound>); 39] = [
     ("elsewhere", "none", "rr_p50_us", Some(AtMost(1.01))),
     ("deny1", "none", "rr_p50_us", Some(AtMost(1.03))),
     ("deny1", "none", "crr_per_s", Some(AtLeast(0.95))),
@@ -79,6 +92,17 @@ const TARGETS: [(&str, &str, &str, Option<Bound>); 29] = [
     ("rules10000", "deny1", "crr_per_s", Some(AtLeast(0.97))),
     ("rules10000", "deny1", "tcp1_gbps", Some(AtLeast(0.97))),
     ("rules10000", "deny1", "udp64_pps", Some(AtLeast(0.97))),
+    ("near-deny1", "near", "rr_p50_us", Some(AtMost(1.03))),
+    ("near-deny1", "near", "crr_per_s", Some(AtLeast(0.95))),
+    ("near-deny1", "near", "tcp1_gbps", Some(AtLeast(0.99))),
+    ("near-deny1", "near", "udp64_pps", Some(AtLeast(0.95))),
+    ("near-rules10000", "near-deny1", "rr_p50_us", Some(AtMost(1.03))),
+    ("near-rules10000", "near-deny1", "crr_per_s", Some(AtLeast(0.97))),
+    ("near-rules10000", "near-deny1", "tcp1_gbps", Some(AtLeast(0.97))),
+    ("near-rules10000", "near-deny1", "udp64_pps", Some(AtLeast(0.97))),
+    // Some 3 µs.
+    ("limited", "none", "rr_p50_us", Some(AtMost(1.04))),
+    ("limited", "none", "cpu_ms_per_gb", Some(AtMost(1.15))),
     ("plain-nft1", "plain", "rr_p50_us", None),
     ("plain-nft1", "plain", "crr_per_s", None),
     ("plain-nft1", "plain", "tcp1_gbps", None),
@@ -134,7 +158,19 @@ fn cases(plan: &Plan, parts: &Parts, folder: &Folder) -> Result<Vec<Box<dyn Case
     let mut paths = Vec::new();
     for (name, rules) in CASES.iter().filter(|(name, _)| plan.wants_case(name)) {
         go_on()?;
-        let path = with_thuban(name, *rules).with_context(|| format!("setting up {name}"))?;
+        let path = far(name).and_then(|path| with_rules(path, *rules));
+        let path = path.with_context(|| format!("setting up {name}"))?;
+        paths.push(Rc::new(path));
+    }
+    for (name, rules) in NEAR.iter().filter(|(name, _)| plan.wants_case(name)) {
+        go_on()?;
+        let path = near::path(name).and_then(|path| with_rules(path, *rules));
+        let path = path.with_context(|| format!("setting up {name}"))?;
+        paths.push(Rc::new(path));
+    }
+    if plan.wants_case(LIMITED) {
+        go_on()?;
+        let path = limits::path(LIMITED).with_context(|| format!("setting up {LIMITED}"))?;
         paths.push(Rc::new(path));
     }
     for (name, addresses) in PLAIN.iter().filter(|(name, _)| plan.wants_case(name)) {
@@ -154,7 +190,7 @@ fn cases(plan: &Plan, parts: &Parts, folder: &Folder) -> Result<Vec<Box<dyn Case
     };
     let mut cases: Vec<Box<dyn Case>> = Vec::new();
     for measure in MEASURES.iter().filter(|measure| plan.wants(measure.metrics())) {
-        for path in &paths {
+        for path in paths.iter().filter(|path| path.measures.contains(measure)) {
             let case = PathCase {
                 path: Rc::clone(path),
                 measure: *measure,
@@ -179,17 +215,22 @@ fn cases(plan: &Plan, parts: &Parts, folder: &Folder) -> Result<Vec<Box<dyn Case
     Ok(cases)
 }
 
-/// Makes the rig of the data plane's case, as transitd sets it up on most NICs, with rules.
-fn with_thuban(name: &str, rules: Option<usize>) -> Result<Path> {
+/// Makes the rig of the data plane's case, as transitd sets it up on most NICs.
+fn far(name: &str) -> Result<Path> {
     let mut path = cable::path(cable::spec_of("thuban-seg")?)?;
     name.clone_into(&mut path.name);
+    Ok(path)
+}
+
+/// Gives the pods their rules.
+fn with_rules(mut path: Path, rules: Option<usize>) -> Result<Path> {
     let nodes = Rc::get_mut(&mut path.nodes).context("the nodes are in use")?;
     match rules {
         Some(count) => {
             rules::isolate(nodes, count)?;
             rules::prove(&mut path)?;
         }
-        None if name == "elsewhere" => rules::isolate_others(nodes)?,
+        None if path.name == "elsewhere" => rules::isolate_others(nodes)?,
         None => {}
     }
     Ok(path)

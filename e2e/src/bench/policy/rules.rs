@@ -26,33 +26,43 @@ const INGRESS: u32 = 1;
 const EGRESS: u32 = 2;
 /// The list of a rule for all ports.
 const ALL_PORTS: u32 = 1;
-/// The host's end of the only pod of a node.
-const HOST_END: &str = "pod1";
+/// The host's end of the first pod of a node.
+pub const HOST_END: &str = "pod1";
+/// The last bytes of the pods' addresses, in the order of their nodes.
+const PODS: [u8; 2] = [2, 3];
 
 /// Gives each pod an ingress set and an egress set that accept the other pod, by the last of `count` rules for other
 /// classes and as many for other addresses.
 pub fn isolate(nodes: &mut [Node], count: usize) -> Result<()> {
-    for (node, number) in nodes.iter_mut().zip(2..) {
-        let interface = node.namespace.interface(HOST_END)?;
-        let programs = programs(node)?;
+    let pods_of_node = PODS.len() / nodes.len();
+    for (node, pods) in nodes.iter_mut().zip(PODS.chunks(pods_of_node)) {
         for set in [INGRESS, EGRESS] {
-            fill(programs, set, count)?;
+            fill(programs(node)?, set, count)?;
         }
-        let mut attachment: AttachmentEntry = programs.get("ATTACHMENTS", &interface)?;
-        attachment.class = CLASS;
-        attachment.ingress_set = INGRESS;
-        attachment.egress_set = EGRESS;
-        programs.insert("ATTACHMENTS", interface, attachment)?;
-        let local = LocalEntry {
-            vni: VNI,
-            ifindex: interface,
-            mac: attachment.mac,
-            flags: LOCAL_HAS_POLICY,
-        };
-        programs.set_local(key(VNI, Ipv4Addr::new(10, 0, 0, number)), local)?;
-        programs.raise_epoch()?;
+        for (number, last) in (1..).zip(pods) {
+            give_sets(node, &format!("pod{number}"), *last)?;
+        }
     }
     Ok(())
+}
+
+/// Gives the pod behind a host's end the class and both sets.
+fn give_sets(node: &mut Node, host_end: &str, last: u8) -> Result<()> {
+    let interface = node.namespace.interface(host_end)?;
+    let programs = programs(node)?;
+    let mut attachment: AttachmentEntry = programs.get("ATTACHMENTS", &interface)?;
+    attachment.class = CLASS;
+    attachment.ingress_set = INGRESS;
+    attachment.egress_set = EGRESS;
+    programs.insert("ATTACHMENTS", interface, attachment)?;
+    let local = LocalEntry {
+        vni: VNI,
+        ifindex: interface,
+        mac: attachment.mac,
+        flags: LOCAL_HAS_POLICY,
+    };
+    programs.set_local(key(VNI, Ipv4Addr::new(10, 0, 0, last)), local)?;
+    programs.raise_epoch()
 }
 
 /// Writes sets that no pod of the rig has: policies of other endpoints of the VPC.
