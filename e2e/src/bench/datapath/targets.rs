@@ -84,6 +84,7 @@ const TARGETS: &[Target] = &[
         bound: None,
     },
     alone("maps-of-10k-rules", "map_mib", AtMost(20.0)),
+    alone("compile-1000-classes", "compile_ms", AtMost(50.0)),
     known("prog-front-send-tc", "prog-transit-bounce-tc", "ns_per_packet"),
     known(
         "prog-front-deliver-tc",

@@ -7,6 +7,7 @@
 //! (see [`live`]).
 
 mod assembly;
+mod compile;
 mod frames;
 mod live;
 mod memory;
@@ -38,6 +39,9 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
         if plan.wants_case(name) {
             cases.push(Box::new(memory::MemoryCase(name)));
         }
+    }
+    if plan.wants_case(compile::NAME) {
+        cases.push(Box::new(compile::CompileCase));
     }
     Ok(())
 }
