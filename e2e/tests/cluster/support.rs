@@ -176,6 +176,22 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
     Ok(pod)
 }
 
+/// Returns the addresses in the status of the pod's Endpoint, IPv4 first.
+pub fn addresses(cluster: &Cluster, pod: &Pod) -> Vec<IpAddr> {
+    let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", &pod.namespace]).unwrap();
+    let own = endpoints["items"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|endpoint| endpoint["spec"]["podRef"]["name"] == pod.name.as_str())
+        .unwrap_or_else(|| panic!("{} has no endpoint", pod.name));
+    let addresses = own["status"]["addresses"].as_array().unwrap();
+    addresses
+        .iter()
+        .map(|address| address.as_str().unwrap().parse().unwrap())
+        .collect()
+}
+
 /// A process of a node that hangs until this is dropped.
 pub struct Hanging<'a> {
     cluster: &'a Cluster,

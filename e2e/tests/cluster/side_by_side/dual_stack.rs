@@ -8,26 +8,11 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::support::{
-    NOT_REACHED, Pod, REACHED, apply, condition, delete, get, http_hostname, netexec_manifest, running,
+    NOT_REACHED, Pod, REACHED, addresses, apply, condition, delete, get, http_hostname, netexec_manifest,
+    running,
 };
 use crate::tenant::{Tenant, manifests};
 use crate::tenants::tenants;
-
-/// Returns the addresses in the status of the pod's Endpoint, IPv4 first.
-fn addresses(cluster: &Cluster, pod: &Pod) -> Vec<IpAddr> {
-    let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", &pod.namespace]).unwrap();
-    let own = endpoints["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .find(|endpoint| endpoint["spec"]["podRef"]["name"] == pod.name.as_str())
-        .unwrap_or_else(|| panic!("{} has no endpoint", pod.name));
-    let addresses = own["status"]["addresses"].as_array().unwrap();
-    addresses
-        .iter()
-        .map(|address| address.as_str().unwrap().parse().unwrap())
-        .collect()
-}
 
 /// Returns the names of the claims of a pod's endpoint.
 fn claims(cluster: &Cluster, pod: &Pod) -> Vec<String> {

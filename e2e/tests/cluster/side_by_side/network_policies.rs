@@ -1,6 +1,7 @@
 //! NetworkPolicies and ClusterNetworkPolicies, in one of two VPCs that are as equal as possible: what is allowed and
-//! denied in one says nothing of the other.
+//! denied in one says nothing of the other. Policies say the same by both families.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -8,7 +9,7 @@ use serde_json::{Value, json};
 use thuban_api::REPORT_DENIED_ANNOTATION;
 use thuban_cluster::Cluster;
 
-use crate::support::{NOT_REACHED, Pod, REACHED, apply, delete, netexec_manifest, running};
+use crate::support::{NOT_REACHED, Pod, REACHED, addresses, apply, delete, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
 
@@ -26,16 +27,27 @@ const PODS: [(&str, &str, &str); 4] = [
 ];
 
 struct Twin {
-    pods: Vec<Pod>,
+    /// Each with its addresses, one of each family.
+    pods: Vec<(Pod, Vec<IpAddr>)>,
 }
 
 impl Twin {
-    fn pod(&self, name: &str) -> &Pod {
-        self.pods.iter().find(|pod| pod.name == name).unwrap()
+    fn member(&self, name: &str) -> &(Pod, Vec<IpAddr>) {
+        self.pods.iter().find(|(pod, _)| pod.name == name).unwrap()
     }
 
-    fn reaches(&self, from: &str, to: &str, patience: Duration) -> bool {
-        self.pod(from).tcp(self.pod(to).address, patience).is_ok()
+    fn pod(&self, name: &str) -> &Pod {
+        &self.member(name).0
+    }
+
+    /// Whether a pod reaches another one by TCP at all of its addresses, or at none. `None`: the families differ.
+    fn reaches(&self, from: &str, to: &str, patience: Duration) -> Option<bool> {
+        let (from, addresses) = (self.pod(from), &self.member(to).1);
+        let reached = |address: &&IpAddr| from.tcp(**address, patience).is_ok();
+        match addresses.iter().filter(reached).count() {
+            0 => Some(false),
+            count => (count == addresses.len()).then_some(true),
+        }
     }
 }
 
@@ -46,7 +58,12 @@ fn pods(cluster: &Cluster, namespace: &str) -> Twin {
         pod
     };
     apply(cluster, &PODS.map(manifest)).unwrap();
-    let pods = PODS.map(|(name, ..)| running(cluster, namespace, name).unwrap());
+    let pods = PODS.map(|(name, ..)| {
+        let pod = running(cluster, namespace, name).unwrap();
+        let addresses = addresses(cluster, &pod);
+        assert_eq!(addresses.len(), 2, "{name} has {addresses:?}");
+        (pod, addresses)
+    });
     Twin { pods: pods.into() }
 }
 
@@ -75,16 +92,16 @@ fn wait_in_force(cluster: &Cluster, name: &str) -> Result<()> {
     cluster.kubectl(&wait).map(|_| ())
 }
 
-/// Asserts who reaches whom by TCP in a twin: `expected` are the pairs that do, all others do not.
+/// Asserts who reaches whom by TCP, by both families, in a twin: `expected` are the pairs that do, all others do not.
 fn assert_reach(twin: &Twin, denied: &[(&str, &str)]) {
     for (from, ..) in PODS {
         for (to, ..) in PODS.iter().filter(|(to, ..)| *to != from) {
             let is_denied = denied.contains(&(from, to));
             let patience = if is_denied { NOT_REACHED } else { REACHED };
             let expected = if is_denied { "denied" } else { "allowed" };
-            assert_ne!(
+            assert_eq!(
                 twin.reaches(from, to, patience),
-                is_denied,
+                Some(!is_denied),
                 "{from} to {to} is to be {expected}"
             );
         }
@@ -102,7 +119,7 @@ fn assert_told(cluster: &Cluster, cedar: &Twin) {
     cluster
         .wait_for("the stranger in the PolicyState", TOLD, || {
             // What is denied before the droplets are asked isn't told.
-            assert!(!cedar.reaches("stranger", "server", NOT_REACHED));
+            assert_eq!(cedar.reaches("stranger", "server", NOT_REACHED), Some(false));
             let denied = denied("server")?;
             let peers = denied["lastPeers"].as_array();
             let is_stranger = |peer: &Value| {
@@ -127,7 +144,9 @@ fn assert_told(cluster: &Cluster, cedar: &Twin) {
 #[test]
 fn policies_allow_and_deny_in_their_own_vpc_alone() {
     let cluster = &tenants().cluster;
-    let new = |name: &&str| Tenant::new(cluster, name, &["10.88.0.0/16"], &["10.88.1.0/24"]).unwrap();
+    let vpc = ["10.88.0.0/16", "fd00:88::/48"];
+    let network = ["10.88.1.0/24", "fd00:88:0:1::/64"];
+    let new = |name: &&str| Tenant::new(cluster, name, &vpc, &network).unwrap();
     let made: Vec<Tenant> = TWINS.iter().map(new).collect();
     let [cedar, birch] = TWINS.map(|name| pods(cluster, name));
     assert_reach(&cedar, &[]);
@@ -179,13 +198,13 @@ fn policies_allow_and_deny_in_their_own_vpc_alone() {
     label("friend");
     cluster
         .wait_for("the friend's way to the server", SOON, || {
-            Ok(cedar.reaches("stranger", "server", NOT_REACHED))
+            Ok(cedar.reaches("stranger", "server", NOT_REACHED) == Some(true))
         })
         .unwrap();
     label("stranger");
     cluster
         .wait_for("the end of it", SOON, || {
-            Ok(!cedar.reaches("stranger", "server", NOT_REACHED))
+            Ok(cedar.reaches("stranger", "server", NOT_REACHED) == Some(false))
         })
         .unwrap();
 
@@ -195,7 +214,7 @@ fn policies_allow_and_deny_in_their_own_vpc_alone() {
     delete(cluster, &["networkpolicy", "-n", TWINS[0], "server", "stranger"]).unwrap();
     cluster
         .wait_for("the stranger's way to the server", SOON, || {
-            Ok(cedar.reaches("stranger", "server", NOT_REACHED))
+            Ok(cedar.reaches("stranger", "server", NOT_REACHED) == Some(true))
         })
         .unwrap();
     assert_reach(&cedar, &[]);
