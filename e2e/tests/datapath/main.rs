@@ -8,6 +8,7 @@ mod limits;
 mod moves;
 mod offloads;
 mod paths;
+mod policies;
 mod probes;
 mod rejections;
 mod services;

@@ -12,12 +12,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use thuban_common::{
     counters::Counter,
-    policy::{GRANT_DENIES, Grant, GrantKey, PEER_OTHER, STAMP_FRONT, STAMP_GUARDED, STAMP_REPLY, of_vpc},
-    tables::{GATEWAY_MAC, LOCAL_HAS_POLICY, LOCAL_TAKES_XDP},
+    policy::{STAMP_FRONT, STAMP_GUARDED, STAMP_REPLY},
+    tables::GATEWAY_MAC,
 };
 use thuban_e2e::rig::{
     capture::{self, Wire},
-    droplet::{Droplet, Pod},
     topology::{BLUE, RED, Topology},
 };
 use thuban_testkit::packets::{Ipv4, ethernet, stamp};
@@ -26,6 +25,7 @@ use super::LATE;
 use crate::{
     counter, each,
     isolation::{datagram, geneve},
+    policies::{grant, judge},
 };
 
 const FRIEND: u32 = 0x11;
@@ -49,30 +49,6 @@ const MOMENT: Duration = Duration::from_millis(30);
 
 /// The first of the ports; each packet has its own.
 const FIRST_PORT: u16 = 7800;
-
-/// Gives an endpoint a class, an ingress set and an egress set.
-fn judge(droplet: &mut Droplet, pod: &Pod, class: u32, [ingress, egress]: [u32; 2]) -> Result<()> {
-    droplet.change_rows(pod, LOCAL_TAKES_XDP | LOCAL_HAS_POLICY, |row| {
-        (row.class, row.ingress_set, row.egress_set) = (class, ingress, egress);
-    })?;
-    droplet.programs.raise_epoch()
-}
-
-/// Has a set accept a class at all ports; class 0: says what the set does with all others.
-fn grant(droplet: &mut Droplet, vni: u32, set: u32, class: u32, accepts: bool) -> Result<()> {
-    let key = GrantKey {
-        set: of_vpc(vni, set),
-        peer: if class == 0 {
-            PEER_OTHER
-        } else {
-            of_vpc(vni, class)
-        },
-    };
-    let flags = if accepts { 0 } else { GRANT_DENIES };
-    let grant = Grant { list: 0, flags };
-    droplet.programs.insert("GRANTS", key, grant.of(&key))?;
-    droplet.programs.raise_epoch()
-}
 
 /// Returns a TCP segment without data, in an Ethernet frame. It has no checksum, so that no stack answers it.
 fn segment(from: Ipv4Addr, to: Ipv4Addr, port: u16, flags: u8) -> Vec<u8> {
