@@ -1,5 +1,5 @@
 //! What ingress policies say of clients outside, whom a node port or a port of a host leads to a pod: by the client's
-//! own address, whatever address the pod sees.
+//! own address, whatever address the pod sees. And what egress policies say of hosts outside, in both families.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -150,6 +150,36 @@ fn a_client_outside_is_judged_by_its_own_address() {
             .push_and_wait(vec![set(vni, 99, &[UDP], &but_them)], vec![]);
         assert_eq!(reached(&rig), [false, true], "{name} by rules that came later");
     }
+}
+
+#[test]
+fn an_egress_set_is_held_outside_in_both_families() {
+    let rig = rig();
+    let _servers =
+        [SERVER, SERVER + 1].map(|port| tcp::serve_at(rig.far(), Ipv6Addr::UNSPECIFIED.into(), port, 9));
+    let reaches = |hosts: [IpAddr; 2], port: u16| {
+        hosts.map(|host| tcp::connect_to(&pod(&rig, "p1"), (host, port).into()).is_ok())
+    };
+    let strangers = [IpAddr::from(STRANGER), STRANGER6.into()];
+    let beside = [IpAddr::from(FAR), FAR6.into()];
+    eventually("both families", || {
+        [strangers, beside].map(|hosts| reaches(hosts, SERVER)) == [[true; 2]; 2]
+    });
+    serve_both(&rig, "p1");
+    let own = [IpAddr::from([10, 0, 1, 5]), "fd00:1::5".parse().unwrap()];
+    rig.operator.push_and_wait(node_port(7, own), vec![]);
+    let blocks = [("198.51.100.0/24", &[][..]), ("2001:db8:9::/64", &[])];
+    let Row::PolicySet(set) = set(7, 1, &[TCP], &blocks) else {
+        panic!("a set")
+    };
+    let set = Row::PolicySet(PolicySetRow { egress: true, ..set });
+    let row = rig::judged(dual(7, "p1", 5), 0, [0, 1]);
+    rig.operator.push_and_wait(vec![set, row], vec![]);
+    assert_eq!(reaches(strangers, SERVER), [true; 2], "what the blocks allow");
+    assert_eq!(reaches(strangers, SERVER + 1), [false; 2], "another port");
+    assert_eq!(reaches(beside, SERVER), [false; 2], "other addresses");
+    send_from(&rig, FAR, FAR6);
+    assert_eq!(reached(&rig), [true; 2], "clients outside are answered");
 }
 
 #[test]
