@@ -8,8 +8,10 @@ use thiserror::Error;
 /// Annotation of Services: the check of their load balancer's backends, as JSON with the fields of
 /// `Vip.spec.healthCheck`.
 pub const HEALTH_CHECK_ANNOTATION: &str = "thuban.dev/health-check";
-/// The least and the most milliseconds between two checks of a backend.
-pub const CHECK_INTERVALS: [u32; 2] = [1000, 300_000];
+/// The least milliseconds between two checks of a backend.
+pub const MIN_CHECK_INTERVAL: u32 = 1000;
+/// The most milliseconds between two checks of a backend.
+pub const MAX_CHECK_INTERVAL: u32 = 300_000;
 /// The most passed or failed checks in a row that a change of the state takes.
 pub const MAX_CHECKS_IN_A_ROW: u32 = 10;
 /// The length of the longest path.
@@ -38,21 +40,21 @@ pub struct HealthCheck {
         validation = Rule::new("self.matches('^/[!-~]*$')")
             .message("spec.healthCheck.path must be a path such as /healthz, without spaces")
     )]
-    #[schemars(length(min = 1, max = 256))]
+    #[schemars(length(min = 1, max = MAX_CHECK_PATH))]
     pub path: Option<String>,
     /// The milliseconds between two checks of a backend, 1000 to 300000. A check has failed after this time, or after
     /// 5 s. Default: 5000.
     #[serde(default = "default_interval")]
-    #[schemars(range(min = 1000, max = 300_000))]
+    #[schemars(range(min = MIN_CHECK_INTERVAL, max = MAX_CHECK_INTERVAL))]
     pub interval_ms: u32,
     /// The number of passed checks in a row after which a failing backend gets new connections again, 1 to 10.
     /// Default: 2.
     #[serde(default = "default_rise")]
-    #[schemars(range(min = 1, max = 10))]
+    #[schemars(range(min = 1, max = MAX_CHECKS_IN_A_ROW))]
     pub rise: u32,
     /// The number of failed checks in a row after which a backend gets no new connections, 1 to 10. Default: 3.
     #[serde(default = "default_fall")]
-    #[schemars(range(min = 1, max = 10))]
+    #[schemars(range(min = 1, max = MAX_CHECKS_IN_A_ROW))]
     pub fall: u32,
 }
 
@@ -88,11 +90,13 @@ pub enum HealthCheckError {
     Port,
     #[error("path needs the type HTTP")]
     PathOfTcp,
-    #[error("path must be a path such as /healthz, of at most 256 printable ASCII characters without spaces")]
+    #[error(
+        "path must be a path such as /healthz, of at most {MAX_CHECK_PATH} printable ASCII characters without spaces"
+    )]
     Path,
-    #[error("intervalMs must be 1000 to 300000")]
+    #[error("intervalMs must be {MIN_CHECK_INTERVAL} to {MAX_CHECK_INTERVAL}")]
     Interval,
-    #[error("rise and fall must be 1 to 10")]
+    #[error("rise and fall must be 1 to {MAX_CHECKS_IN_A_ROW}")]
     InARow,
 }
 
@@ -103,7 +107,6 @@ impl HealthCheck {
             return Err(HealthCheckError::TooLong);
         }
         let check: Self = serde_json::from_str(text)?;
-        let [least, most] = CHECK_INTERVALS;
         let is_in_a_row = |number: u32| (1..=MAX_CHECKS_IN_A_ROW).contains(&number);
         if check.port == 0 {
             return Err(HealthCheckError::Port);
@@ -114,7 +117,7 @@ impl HealthCheck {
         if !check.path.as_deref().is_none_or(is_check_path) {
             return Err(HealthCheckError::Path);
         }
-        if !(least..=most).contains(&check.interval_ms) {
+        if !(MIN_CHECK_INTERVAL..=MAX_CHECK_INTERVAL).contains(&check.interval_ms) {
             return Err(HealthCheckError::Interval);
         }
         if !is_in_a_row(check.rise) || !is_in_a_row(check.fall) {
@@ -178,5 +181,35 @@ mod tests {
         }
         let long = format!("{{\"port\": 80{}}}", " ".repeat(MAX_ANNOTATION));
         assert!(HealthCheck::of_annotation(&long).is_err());
+    }
+
+    #[test]
+    fn messages_schema_and_descriptions_have_the_same_bounds() {
+        let schema = serde_json::to_value(schemars::schema_for!(HealthCheck)).unwrap();
+        let of = |field: &str, key: &str| schema["properties"][field][key].as_f64().unwrap();
+        let described = |field: &str, bounds: &str| {
+            let text = schema["properties"][field]["description"].as_str().unwrap();
+            // A line may end between two words.
+            assert!(text.replace('\n', " ").contains(bounds), "{field}: {text}");
+        };
+        let intervals = [MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL];
+        assert_eq!(
+            [of("intervalMs", "minimum"), of("intervalMs", "maximum")],
+            intervals.map(f64::from)
+        );
+        let [least, most] = intervals;
+        let told = HealthCheckError::Interval.to_string();
+        assert_eq!(told, format!("intervalMs must be {least} to {most}"));
+        described("intervalMs", &format!("{least} to {most}"));
+        for field in ["rise", "fall"] {
+            assert_eq!(
+                [of(field, "minimum"), of(field, "maximum")],
+                [1, MAX_CHECKS_IN_A_ROW].map(f64::from)
+            );
+            described(field, &format!("1 to {MAX_CHECKS_IN_A_ROW}"));
+        }
+        assert_eq!(schema["properties"]["path"]["maxLength"], MAX_CHECK_PATH);
+        let told = HealthCheckError::Path.to_string();
+        assert!(told.contains(&format!("at most {MAX_CHECK_PATH} ")), "{told}");
     }
 }

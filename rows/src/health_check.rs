@@ -1,6 +1,6 @@
 //! The check that a droplet makes of its own backends of a front.
 
-use thuban_api::health_check::{CHECK_INTERVALS, MAX_CHECKS_IN_A_ROW, is_check_path};
+use thuban_api::health_check::{MAX_CHECK_INTERVAL, MAX_CHECKS_IN_A_ROW, MIN_CHECK_INTERVAL, is_check_path};
 use thuban_proto::transit as proto;
 
 use crate::fields::{InvalidRow, invalid};
@@ -24,16 +24,18 @@ impl TryFrom<proto::HealthCheck> for HealthCheck {
     type Error = InvalidRow;
 
     fn try_from(told: proto::HealthCheck) -> Result<Self, InvalidRow> {
-        let [least, most] = CHECK_INTERVALS;
         let in_a_row = |count: u32| {
             let count = Some(count).filter(|count| (1..=MAX_CHECKS_IN_A_ROW).contains(count));
-            count.ok_or(invalid("check.rise and check.fall", "1 to 10"))
+            count.ok_or(invalid(
+                "check.rise and check.fall",
+                "numbers that a Vip may have",
+            ))
         };
         if !told.path.is_empty() && !is_check_path(&told.path) {
             return Err(invalid("check.path", "empty, or a path of printable ASCII"));
         }
-        if !(least..=most).contains(&told.interval_ms) {
-            return Err(invalid("check.interval_ms", "1000 to 300000"));
+        if !(MIN_CHECK_INTERVAL..=MAX_CHECK_INTERVAL).contains(&told.interval_ms) {
+            return Err(invalid("check.interval_ms", "an interval that a Vip may have"));
         }
         Ok(Self {
             port: number(told.port, "check.port")?,
