@@ -1,24 +1,37 @@
 //! Reads what droplets say of the backends that they check.
 //!
-//! Invariant: the words are this operator's. However often droplets speak, a service's rows change at most once in
-//! [`super::LOOK_FOR_SUSPECTS`].
+//! Invariant: the words are this operator's. However much droplets say, each is heard of so many backends a second, and
+//! rows change as often as budgets of services and VPCs allow (`model::world`).
 
 use thuban_api::identifiers::Vni;
 use thuban_proto::MAX_CHECKS;
-use thuban_proto::transit::{CheckFailure, CheckState, Checked, Checks};
+use thuban_proto::transit::{CheckFailure, CheckState, Checked};
 
 use super::Hub;
 use crate::model::rows::address;
 use crate::model::world::{VipMembers, VipName};
+use crate::rate_limit::RateLimit;
 
 /// The most Vips that are written at once.
 const MAX_WRITTEN: usize = 50;
 
+/// How many backends' states a droplet may tell a second for long. A transitd tells each state twice in 10 s at most,
+/// and all of them each 30 s.
+const CHECKED_A_SECOND: u32 = MAX_CHECKS as u32 / 4;
+/// How many it may tell at once.
+const CHECKED_AT_ONCE: u32 = 4 * MAX_CHECKS as u32;
+
 impl Hub {
-    /// Notes what a droplet says of its backends.
-    pub fn note_checks(&self, droplet: &str, report: &Checks) {
+    /// Notes what a droplet says of its backends. What is too much is lost until the droplet tells all again.
+    pub fn note_checks(&self, droplet: &str, checked: &[Checked]) {
         let state = &mut *self.lock();
-        for checked in report.checked.iter().take(MAX_CHECKS) {
+        if !state.world.is_droplet(droplet) {
+            return;
+        }
+        let limit = state.check_limits.entry(droplet.to_owned());
+        let limit = limit.or_insert_with(|| RateLimit::new(CHECKED_A_SECOND, CHECKED_AT_ONCE));
+        let count = limit.take_up_to(checked.len().min(MAX_CHECKS) as u32);
+        for checked in checked.iter().take(count as usize) {
             let front = Vni::new(checked.vni).zip(address(&checked.front));
             if let (Some(front), Some(backend)) = (front, address(&checked.backend)) {
                 state.world.note_check(droplet, front, backend, failure(checked));

@@ -34,6 +34,7 @@ use crate::model::acks::{Acks, SUSPECT_AFTER};
 use crate::model::full_tables::FullTables;
 use crate::model::rows::Key;
 use crate::model::world::{Delta, EndpointName, NodePort, World};
+use crate::rate_limit::RateLimit;
 use attachments::Attachments;
 use denials::Denials;
 use rests::Rests;
@@ -90,6 +91,8 @@ struct State {
     steps: policy::Steps,
     /// When droplets were last suspect, as far as fronts still lead new connections past them.
     suspected: BTreeMap<String, u64>,
+    /// How much of what droplets say of backends counts. A new stream gets no more.
+    check_limits: HashMap<String, RateLimit>,
     next_id: u64,
 }
 
@@ -182,6 +185,7 @@ impl Hub {
             full: FullTables::default(),
             steps: policy::Steps::default(),
             suspected: BTreeMap::new(),
+            check_limits: HashMap::new(),
             next_id: 1,
         };
         Self {
@@ -235,7 +239,13 @@ impl Hub {
             .retain(|_, since| now.saturating_sub(*since) < TRUSTED_AFTER);
         let suspects = state.suspected.keys().cloned().collect();
         state.world.set_suspects(suspects);
-        state.world.follow_checks();
+        state
+            .check_limits
+            .retain(|droplet, _| state.world.is_droplet(droplet));
+        // As long as programs are held back, no change costs anything.
+        if state.held.is_none() {
+            state.world.follow_checks(now);
+        }
         self.send(state);
     }
 

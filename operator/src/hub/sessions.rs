@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use thuban_api::identifiers::Vni;
-use thuban_proto::transit::{Attachment, OperatorMessage, Program};
+use thuban_proto::transit::{Attachment, Hello, OperatorMessage, Program};
 use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -20,6 +20,19 @@ const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_sec
 const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
 
 impl Hub {
+    /// Opens the stream of a droplet that said Hello. Its backends that fail are known before any program is made, so
+    /// that a new leader leads no connection there.
+    pub fn open_after(
+        &self,
+        hello: &Hello,
+        droplet: &str,
+        subscriptions: &[(Vni, IpAddr)],
+        kinds: Kinds,
+    ) -> (u64, UnboundedReceiver<OperatorMessage>) {
+        self.note_checks(droplet, &hello.checks);
+        self.open(droplet, &hello.attachments, subscriptions, kinds)
+    }
+
     /// Opens a droplet's stream. The droplet gets its whole program, and from then on deltas, with rows of the kinds
     /// that it understands. If programs are held back, this begins only with [`Self::serve`]. An older stream ends.
     pub fn open(
@@ -118,6 +131,8 @@ impl Hub {
         let now = self.now();
         let waiting = state.world.stage_policies(now);
         state.steps.wait(waiting, &state.acks);
+        // Droplets have said what fails with their Hello.
+        state.world.adopt_checks();
         for (droplet, opened) in state.held.take().into_iter().flatten() {
             if let Some(messages) = state.senders.remove(&droplet) {
                 self.begin(state, &droplet, &opened, messages);

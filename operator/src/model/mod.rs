@@ -7,6 +7,7 @@ pub mod annotations;
 pub mod asked;
 pub mod backends;
 pub mod bandwidth;
+pub mod budgets;
 pub mod cached;
 pub mod denial_reports;
 pub mod drop_reports;

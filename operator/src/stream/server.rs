@@ -159,7 +159,7 @@ impl Transit for TransitService {
                 "transitd does not understand rows of these kinds and is not sent them: upgrade it"
             );
         }
-        let (id, programs) = hub.open(&identity.node, &hello.attachments, &subscriptions, kinds);
+        let (id, programs) = hub.open_after(&hello, &identity.node, &subscriptions, kinds);
         info!(
             droplet = identity.node,
             attachments = hello.attachments.len(),
@@ -374,7 +374,7 @@ impl DropletStream {
             }
             Some(Message::Load(load)) => self.hub.report(droplet, &load),
             Some(Message::Denials(denials)) => self.hub.note_denials(droplet, &denials),
-            Some(Message::Checks(checks)) => self.hub.note_checks(droplet, &checks),
+            Some(Message::Checks(checks)) => self.hub.note_checks(droplet, &checks.checked),
             Some(Message::Hello(_)) => return Err(Status::invalid_argument("Hello comes once")),
             // This is a newer droplet's message, which needs no understanding.
             None => {}

@@ -3,7 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use thuban_proto::transit::{CheckFailure, CheckState, Checked, Checks, FrontRow, OperatorMessage, row};
+use thuban_proto::MAX_CHECKS;
+use thuban_proto::transit::{CheckFailure, CheckState, Checked, FrontRow, Hello, OperatorMessage, row};
 use thuban_rows::Kinds;
 use thuban_rows::builders::health_check;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -42,7 +43,7 @@ fn checked(last: u8, failure: Option<CheckFailure>) -> Checked {
 }
 
 fn say(hub: &Hub, droplet: &str, checked: Vec<Checked>) {
-    hub.note_checks(droplet, &Checks { checked });
+    hub.note_checks(droplet, &checked);
 }
 
 /// Returns the numbers of resting backends in each row of the front that waits on the stream.
@@ -79,6 +80,62 @@ async fn rows_follow_checks_all_at_once() {
     say(&hub, "b", vec![unknown]);
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [0]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_backend_that_alternates_changes_rows_seldom() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
+    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
+    assert_eq!(fronts(&mut stream), [0]);
+    let mut changes = 0;
+    for second in 0..60 {
+        let failure = (second % 2 == 0).then_some(CheckFailure::Refused);
+        say(&hub, "a", vec![checked(1, failure)]);
+        hub.look_for_suspects();
+        let rows = fronts(&mut stream);
+        if second == 0 {
+            assert_eq!(rows, [1], "the first failure is followed at once");
+        }
+        changes += rows.len();
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert!((5..=11).contains(&changes), "{changes}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_droplet_is_heard_of_so_many_backends_a_second() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
+    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
+    assert_eq!(fronts(&mut stream), [0]);
+    for _ in 0..4 {
+        say(&hub, "a", vec![checked(9, None); MAX_CHECKS]);
+    }
+    say(&hub, "a", vec![checked(1, Some(CheckFailure::Refused))]);
+    say(&hub, "b", vec![checked(2, Some(CheckFailure::Timeout))]);
+    hub.look_for_suspects();
+    assert_eq!(fronts(&mut stream), [1], "the other droplet's");
+    tokio::time::advance(Duration::from_secs(1)).await;
+    say(&hub, "a", vec![checked(1, Some(CheckFailure::Refused))]);
+    hub.look_for_suspects();
+    assert_eq!(fronts(&mut stream), [2]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_leader_knows_what_fails_by_the_hello() {
+    let (hub, _woken) = hub();
+    hub.hold_back(Duration::ZERO);
+    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
+    let hello = |last| Hello {
+        checks: vec![checked(last, Some(CheckFailure::Timeout))],
+        ..Hello::default()
+    };
+    let (_, mut stream) = hub.open_after(&hello(1), "a", &[], Kinds::all());
+    let (_, _other) = hub.open_after(&hello(2), "b", &[], Kinds::all());
+    // No time passes: nobody has looked yet.
+    hub.serve();
+    assert_eq!(fronts(&mut stream), [2], "no connection goes there for a moment");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,7 +1,8 @@
 //! What droplets say of the backends that they check, and the members of load balancers as their Vips show them.
 //!
 //! Invariant: a droplet is heard only of backends that live on it, and only of services with a check. A backend of
-//! which nothing is known counts as passing.
+//! which nothing is known counts as passing. However often backends change their state, the rows of a service and of a
+//! VPC follow only as often as their budgets allow, and then with the latest states.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem;
@@ -12,6 +13,13 @@ use thuban_api::identifiers::Vni;
 use thuban_api::{MAX_VIP_MEMBERS, MemberState, VipMember};
 
 use super::{EndpointName, Owner, Service, World};
+use crate::model::budgets::Budgets;
+
+/// The milliseconds that each change of a service's backends costs the service, and the most changes at once. Each
+/// change is a row on every droplet.
+const SERVICE_BUDGET: (u64, u64) = (10_000, 5);
+/// The same for all services of a VPC together.
+const VPC_BUDGET: (u64, u64) = (1_000, 50);
 
 /// A Service by namespace and name, which are also those of its Vip.
 pub type VipName = (String, String);
@@ -25,25 +33,75 @@ pub struct VipMembers {
     pub failing: u32,
 }
 
-#[derive(Debug, Default)]
+/// Backends that fail, each with the reason, by service.
+type Failing = BTreeMap<EndpointName, BTreeMap<IpAddr, String>>;
+
+#[derive(Debug)]
 pub(super) struct Checks {
-    /// Backends that fail, each with the reason, by service.
-    failing: BTreeMap<EndpointName, BTreeMap<IpAddr, String>>,
-    /// Services with backends that changed their state since rows were made.
-    changed: BTreeSet<EndpointName>,
+    /// By what droplets said last.
+    heard: Failing,
+    /// As rows and Vips have it.
+    applied: Failing,
+    /// Services with backends that changed their state since rows were made, and since when they wait; none: since now.
+    changed: BTreeMap<EndpointName, Option<u64>>,
+    of_services: Budgets<EndpointName>,
+    /// None: the VPC is not known.
+    of_vpcs: Budgets<Option<Vni>>,
     /// Services whose Vips may say something else of their members.
     unwritten: BTreeSet<VipName>,
     /// The one of them that was taken last. Those behind it come next, so that no tenant's changes hold up another's.
     taken: Option<VipName>,
 }
 
+impl Default for Checks {
+    fn default() -> Self {
+        Self {
+            heard: Failing::new(),
+            applied: Failing::new(),
+            changed: BTreeMap::new(),
+            of_services: Budgets::new(SERVICE_BUDGET.0, SERVICE_BUDGET.1),
+            of_vpcs: Budgets::new(VPC_BUDGET.0, VPC_BUDGET.1),
+            unwritten: BTreeSet::new(),
+            taken: None,
+        }
+    }
+}
+
 impl Checks {
+    /// Whether the backend is left out because of its check.
     pub fn fails(&self, name: &EndpointName, backend: IpAddr) -> bool {
         self.why(name, backend).is_some()
     }
 
     fn why(&self, name: &EndpointName, backend: IpAddr) -> Option<&String> {
-        self.failing.get(name)?.get(&backend)
+        self.applied.get(name)?.get(&backend)
+    }
+
+    /// Whether rows say the same of a service's backends as droplets did last.
+    fn is_applied(&self, name: &EndpointName) -> bool {
+        let backends = |failing: &Failing| -> Vec<IpAddr> {
+            let of_service = failing.get(name).into_iter().flatten();
+            of_service.map(|(backend, _)| *backend).collect()
+        };
+        backends(&self.heard) == backends(&self.applied)
+    }
+
+    fn apply(&mut self, name: &EndpointName) {
+        if let Some(failing) = self.heard.get(name) {
+            self.applied.insert(name.clone(), failing.clone());
+        } else {
+            self.applied.remove(name);
+        }
+    }
+
+    /// Takes a change from the budgets of a service and its VPC. Returns whether it may be made now.
+    fn may_change(&mut self, name: &EndpointName, vni: Option<Vni>, now: u64) -> bool {
+        let may = self.of_services.has_left(name, now) && self.of_vpcs.has_left(&vni, now);
+        if may {
+            self.of_services.spend(name.clone(), now);
+            self.of_vpcs.spend(vni, now);
+        }
+        may
     }
 
     /// Notes that the members of a service may be others now.
@@ -68,16 +126,18 @@ impl Checks {
 
     /// Forgets what was said of backends that a service has no longer, or has elsewhere.
     pub fn retain(&mut self, name: &EndpointName, old: Option<&Service>, new: Option<&Service>) {
-        let Some(failing) = self.failing.get_mut(name) else {
-            return;
-        };
         let (old, new) = (old.map(|old| &old.homes), new.filter(|new| new.check.is_some()));
-        failing.retain(|backend, _| {
-            let home = new.and_then(|new| new.homes.get(backend));
-            home.is_some() && home == old.and_then(|old| old.get(backend))
-        });
-        if failing.is_empty() {
-            self.failing.remove(name);
+        for known in [&mut self.heard, &mut self.applied] {
+            let Some(failing) = known.get_mut(name) else {
+                continue;
+            };
+            failing.retain(|backend, _| {
+                let home = new.and_then(|new| new.homes.get(backend));
+                home.is_some() && home == old.and_then(|old| old.get(backend))
+            });
+            if failing.is_empty() {
+                known.remove(name);
+            }
         }
     }
 }
@@ -106,26 +166,64 @@ impl World {
         }
         let checks = &mut self.services.checks;
         let has_changed = if let Some(why) = failure {
-            let failing = checks.failing.entry(name.clone()).or_default();
+            let failing = checks.heard.entry(name.clone()).or_default();
             failing.insert(backend, why).is_none()
+        } else if let Some(failing) = checks.heard.get_mut(&name) {
+            let has_changed = failing.remove(&backend).is_some();
+            if failing.is_empty() {
+                checks.heard.remove(&name);
+            }
+            has_changed
         } else {
-            let failing = checks.failing.get_mut(&name);
-            failing.is_some_and(|failing| failing.remove(&backend).is_some())
+            false
         };
         if has_changed {
-            checks.changed.insert(name);
+            checks.changed.entry(name).or_default();
         }
     }
 
-    /// Makes the rows of services anew whose backends changed their state. The caller bounds how often that is: each
-    /// costs a row on every droplet.
-    pub fn follow_checks(&mut self) {
-        for name in mem::take(&mut self.services.checks.changed) {
-            if let Some(service) = self.services.all.get(&name) {
-                self.services.checks.note_members(&name, service);
+    /// Makes the rows of services anew whose backends changed their state, as far as the budgets of services and VPCs
+    /// allow. The others wait, and get the states of then. `now`: milliseconds since any time.
+    pub fn follow_checks(&mut self, now: u64) {
+        let changed = mem::take(&mut self.services.checks.changed);
+        let since = |(name, since): (EndpointName, Option<u64>)| (since.unwrap_or(now), name);
+        let mut changed: Vec<(u64, EndpointName)> = changed.into_iter().map(since).collect();
+        // Services that change often don't hold up others of their VPC.
+        changed.sort_unstable();
+        for (since, name) in changed {
+            let Some(service) = self.service(&name) else {
+                continue;
+            };
+            let vni = self.network_vni(&service.network);
+            let checks = &mut self.services.checks;
+            if checks.is_applied(&name) {
+                // Only reasons may be others.
+                checks.apply(&name);
+            } else if checks.may_change(&name, vni, now) {
+                self.apply_checks(name);
+            } else {
+                checks.changed.insert(name, Some(since));
             }
-            self.dirty.insert(Owner::Service(name));
         }
+        let checks = &mut self.services.checks;
+        checks.of_services.forget_rested(now);
+        checks.of_vpcs.forget_rested(now);
+    }
+
+    /// Makes the rows of all services anew whose backends changed their state. No droplet has any row yet.
+    pub fn adopt_checks(&mut self) {
+        for name in mem::take(&mut self.services.checks.changed).into_keys() {
+            self.apply_checks(name);
+        }
+    }
+
+    fn apply_checks(&mut self, name: EndpointName) {
+        let Some(service) = self.services.all.get(&name) else {
+            return;
+        };
+        self.services.checks.apply(&name);
+        self.services.checks.note_members(&name, service);
+        self.dirty.insert(Owner::Service(name));
     }
 
     /// Takes load balancers whose Vips may say something else of their members, at most so many.

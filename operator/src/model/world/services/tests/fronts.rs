@@ -1,6 +1,6 @@
 //! Tests of what droplets are told of a service's fronts.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipnet::IpNet;
@@ -108,7 +108,7 @@ fn say(world: &mut World, droplet: &str, last: u8, fails: bool) {
 
 /// Returns the backends that rest, and how many droplets were told so.
 fn resting(world: &mut World) -> (Vec<String>, usize) {
-    world.follow_checks();
+    world.follow_checks(0);
     let deltas = world.flush().len();
     let port = told(world, 4, 8).unwrap().ports.remove(0);
     assert_eq!(port.backends.len(), 2, "droplets go on checking them");
@@ -143,6 +143,93 @@ fn backends_that_fail_their_check_rest_if_there_are_others() {
 }
 
 #[test]
+fn a_change_that_waits_is_made_with_the_latest_state() {
+    let mut world = shared();
+    world.set_service(&name("s"), Some(checked()));
+    world.flush();
+    let follow = |world: &mut World, second: u64| {
+        world.follow_checks(second * 1000);
+        !world.flush().is_empty()
+    };
+    for second in 0..5 {
+        say(&mut world, "d2", 20, second % 2 == 0);
+        assert!(follow(&mut world, second), "change {second}");
+    }
+    say(&mut world, "d2", 20, false);
+    assert!(!follow(&mut world, 5), "too many");
+    say(&mut world, "d2", 20, true);
+    assert!(!follow(&mut world, 11), "the rows say so already");
+    say(&mut world, "d3", 30, true);
+    say(&mut world, "d2", 20, false);
+    assert!(follow(&mut world, 12), "nothing was spent for nothing");
+    say(&mut world, "d2", 20, true);
+    say(&mut world, "d3", 30, false);
+    assert!(!follow(&mut world, 13));
+    assert!(!follow(&mut world, 19));
+    // Another change of the world does not make it early.
+    world.set_suspects(["d0".to_owned()].into());
+    world.set_droplet("d5", Some(droplet_address(5)));
+    world.flush();
+    let of_front = |world: &World| {
+        let port = told(world, 4, 8).unwrap().ports.remove(0);
+        port.resting.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(of_front(&world), ["10.0.0.30"]);
+    assert!(follow(&mut world, 20), "nothing more was said");
+    assert_eq!(of_front(&world), ["10.0.0.20"]);
+}
+
+/// Returns the service of [`checked`] in another network, with no other address than 203.0.113.x.
+fn checked_at(last: u8, network: &str) -> Service {
+    let front = IpAddr::from([203, 0, 113, last]);
+    let ports = checked().fronts.remove(0).1;
+    Service {
+        network: network.into(),
+        tables: Vec::new(),
+        exposed: Vec::new(),
+        outside: vec![front],
+        fronts: vec![(front, ports)],
+        ..checked()
+    }
+}
+
+#[test]
+fn many_services_of_a_vpc_change_rows_in_turn() {
+    let mut world = shared();
+    for last in 1..=100 {
+        world.set_service(&name(&format!("s{last}")), Some(checked_at(last, "blue")));
+    }
+    world.set_service(&name("z"), Some(checked_at(101, "green")));
+    world.flush();
+    let say = |world: &mut World, last: u8, of: u32, fails: bool| {
+        let why = fails.then(|| "the pod refuses the connection".to_owned());
+        let front = (vni(of), IpAddr::from([203, 0, 113, last]));
+        world.note_check("d2", front, IpAddr::from([10, 0, 0, 20]), why);
+    };
+    let follow = |world: &mut World, second: u64| {
+        world.follow_checks(second * 1000);
+        world.flush().get("d4").map_or(0, BTreeMap::len)
+    };
+    for last in 1..=100 {
+        say(&mut world, last, 8, true);
+    }
+    assert_eq!(follow(&mut world, 0), 50);
+    say(&mut world, 101, 9, true);
+    assert_eq!(follow(&mut world, 0), 1, "another VPC's does not wait");
+    // The first service alternates. Those that wait come before it.
+    let rests = |world: &World| {
+        let key = Key::Front(vni(8), IpAddr::from([203, 0, 113, 1]));
+        let row = world.row("d4", &key).unwrap().unpack();
+        matches!(Row::try_from(row), Ok(Row::Front(front)) if !front.ports[0].resting.is_empty())
+    };
+    say(&mut world, 1, 8, false);
+    assert_eq!((follow(&mut world, 40), rests(&world)), (40, true));
+    assert_eq!((follow(&mut world, 50), rests(&world)), (10, true));
+    assert_eq!((follow(&mut world, 51), rests(&world)), (1, false));
+    assert_eq!(follow(&mut world, 1000), 0);
+}
+
+#[test]
 fn a_droplet_is_heard_of_its_own_backends_alone() {
     let mut world = shared();
     world.set_service(&name("s"), Some(checked()));
@@ -167,7 +254,7 @@ fn a_droplet_is_heard_of_its_own_backends_alone() {
 fn a_vip_says_why_members_get_no_connections() {
     let mut world = shared();
     let taken = |world: &mut World| {
-        world.follow_checks();
+        world.follow_checks(0);
         let mut taken = world.take_unwritten_members(9);
         assert!(taken.len() <= 1);
         taken.pop().map(|(of, members)| {
@@ -221,7 +308,7 @@ fn a_vip_lists_the_members_that_fail_first() {
     for last in 81..=100 {
         say(&mut world, "d2", last, true);
     }
-    world.follow_checks();
+    world.follow_checks(0);
     let (_, members) = world.take_unwritten_members(1).remove(0);
     assert_eq!((members.count, members.failing), (100, 20));
     assert_eq!(members.listed.len(), MAX_VIP_MEMBERS);
