@@ -2,23 +2,28 @@
 //! operator is told.
 //!
 //! Invariant: a droplet checks only its own endpoints, and a VPC's checks leave room for those of the others. Each
-//! check has at most one connection at a time.
+//! check has at most one connection at a time. However often a backend's answers alternate, the operator is told of it
+//! at most twice in [`PASS_DELAY`].
 
 pub mod probe;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
 use thuban_api::identifiers::{Vni, mapped};
 use thuban_proto::MAX_CHECKS;
 use thuban_proto::transit::{CheckFailure, CheckState, Checked};
 use thuban_rows::HealthCheck;
+use tokio::time::Instant;
 
 use crate::program::Program;
 use probe::Failure;
 
 /// The most checks of one VPC's backends.
 const MAX_CHECKS_OF_VPC: usize = MAX_CHECKS / 4;
+/// How long the operator is told that a backend fails, at least. A failure is told at once.
+const PASS_DELAY: Duration = Duration::from_secs(10);
 
 /// A backend of a front, whose check counts for this front alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -107,22 +112,57 @@ impl Judge {
     }
 }
 
+/// A backend's state as the operator is told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Told {
+    pub state: BackendState,
+    /// When it was this state for the first time.
+    since: Instant,
+}
+
+/// Returns the states as they are to be told, from those that were to be told before and those that checks have.
+pub fn settle(
+    before: &BTreeMap<CheckKey, Told>,
+    found: &BTreeMap<CheckKey, BackendState>,
+    now: Instant,
+) -> BTreeMap<CheckKey, Told> {
+    let settled = found.iter().map(|(key, state)| {
+        let told = match (before.get(key), state) {
+            (Some(told), BackendState::Failing(_)) if told.state != BackendState::Passing => *told,
+            (Some(told), BackendState::Passing)
+                if told.state == BackendState::Passing || now.duration_since(told.since) < PASS_DELAY =>
+            {
+                *told
+            }
+            _ => Told {
+                state: *state,
+                since: now,
+            },
+        };
+        (*key, told)
+    });
+    settled.collect()
+}
+
 /// Returns what is to be said of backends: all of them, or what is news since `said`. A backend that is no longer
 /// checked has no state.
 pub fn news(
-    said: &BTreeMap<CheckKey, BackendState>,
-    now: &BTreeMap<CheckKey, BackendState>,
+    said: &BTreeMap<CheckKey, Told>,
+    now: &BTreeMap<CheckKey, Told>,
     all: bool,
 ) -> Vec<(CheckKey, Option<BackendState>)> {
     let gone = said.keys().filter(|key| !now.contains_key(*key));
     let gone = gone.map(|key| (*key, None));
-    let is_news = |(key, state): &(&CheckKey, &BackendState)| all || said.get(*key) != Some(*state);
+    let is_news = |(key, told): &(&CheckKey, &Told)| {
+        let before = said.get(*key).map(|before| before.state);
+        all || before != Some(told.state)
+    };
     let known = now.iter().filter(is_news);
-    gone.chain(known.map(|(key, state)| (*key, Some(*state))))
+    gone.chain(known.map(|(key, told)| (*key, Some(told.state))))
         .collect()
 }
 
-/// Returns a backend's state as the operator is told it.
+/// Returns a backend's state in the operator's words.
 pub fn checked(key: CheckKey, state: Option<BackendState>) -> Checked {
     let (state, failure) = match state {
         None => (CheckState::Unspecified, None),
@@ -256,8 +296,12 @@ mod tests {
     fn news_are_what_changed_and_what_is_no_longer_checked() {
         let failing = BackendState::Failing(Failure::Status(503));
         let passing = BackendState::Passing;
-        let said = [(key(1, 1), passing), (key(1, 2), passing), (key(1, 3), failing)].into();
-        let now = [(key(1, 1), passing), (key(1, 2), failing), (key(1, 4), passing)].into();
+        let told = |states: &[(CheckKey, BackendState)]| {
+            let found = states.iter().copied().collect();
+            settle(&BTreeMap::new(), &found, Instant::now())
+        };
+        let said = told(&[(key(1, 1), passing), (key(1, 2), passing), (key(1, 3), failing)]);
+        let now = told(&[(key(1, 1), passing), (key(1, 2), failing), (key(1, 4), passing)]);
         let changed = [
             (key(1, 3), None),
             (key(1, 2), Some(failing)),
@@ -272,5 +316,37 @@ mod tests {
             (CheckState::Failing, CheckFailure::Status, 503)
         );
         assert_eq!(checked(key(1, 2), None).state(), CheckState::Unspecified);
+    }
+
+    #[test]
+    fn a_backend_that_alternates_is_told_twice_in_a_while() {
+        let start = Instant::now();
+        let mut said = BTreeMap::new();
+        let mut told = Vec::new();
+        for second in 0..30 {
+            let failing = BackendState::Failing(Failure::Status(500 + second % 7));
+            let passing = BackendState::Passing;
+            let found = [(key(1, 1), if second % 2 == 1 { failing } else { passing })].into();
+            let at = start + Duration::from_secs(u64::from(second));
+            let now = settle(&said, &found, at);
+            let changed = news(&said, &now, false).into_iter();
+            told.extend(changed.map(|(_, state)| (second, state == Some(passing))));
+            said = now;
+        }
+        let expected = [
+            (0, true),
+            (1, false),
+            (12, true),
+            (13, false),
+            (24, true),
+            (25, false),
+        ];
+        assert_eq!(told, expected, "a failure at once, and what passes later");
+        let found = [(key(1, 1), BackendState::Passing)].into();
+        let end = settle(&said, &found, start + Duration::from_secs(36));
+        assert_eq!(
+            news(&said, &end, false),
+            [(key(1, 1), Some(BackendState::Passing))]
+        );
     }
 }

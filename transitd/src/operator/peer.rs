@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 use tracing::{error, warn};
 
 use crate::attachments::report::attachment;
+use crate::checks::checked;
 use crate::dataplane::connections::Connections;
 use crate::dataplane::tables::TableError;
 use crate::node::Node;
@@ -91,10 +92,14 @@ impl Peer for Node {
             vni: key.vni,
             address: key.address.to_vec(),
         };
+        let checks = state.checks.iter();
         let hello = Hello {
             droplet: self.settings.node_name.clone(),
             attachments: state.attachments.values().map(attachment).collect(),
             subscriptions: state.subscriptions.keys().map(subscribe).collect(),
+            checks: checks
+                .map(|(key, told)| checked(*key, Some(told.state)))
+                .collect(),
             ..hello
         };
         // The receiver lives as long as the session.

@@ -24,6 +24,7 @@ use tracing::warn;
 
 use crate::askers::Source;
 use crate::attachments::{Attachment, AttachmentId};
+use crate::checks::{CheckKey, Told};
 use crate::dataplane::contract::row_key;
 use crate::dataplane::quota::Usage;
 use crate::dataplane::services::{Marks, Services};
@@ -61,6 +62,8 @@ pub struct State {
     pub stream: Option<u64>,
     /// The number of streams so far.
     pub streams: u64,
+    /// The states of this droplet's backends of load balancers as the operator is told them.
+    pub checks: BTreeMap<CheckKey, Told>,
     /// The sets of network policy (`common::policy::of_vpc`) of which the operator wants to know what they deny; none:
     /// it has not asked on this stream.
     pub reported_sets: Option<HashSet<u64>>,
@@ -131,6 +134,7 @@ impl State {
             outbox: None,
             stream: None,
             streams: 0,
+            checks: BTreeMap::new(),
             reported_sets: None,
             reports_drops: false,
             heard: None,

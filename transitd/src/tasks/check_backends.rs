@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, interval_at};
 use tracing::{debug, warn};
 
 use crate::checks::probe::probe;
-use crate::checks::{BackendState, CheckKey, Judge, checked, choose, news, wanted};
+use crate::checks::{BackendState, CheckKey, Judge, Told, checked, choose, news, settle, wanted};
 use crate::node::Node;
 
 /// How often is looked what is to be checked, and what is to be told.
@@ -49,8 +49,8 @@ impl Drop for Running {
 
 /// What the operator was told last, and on which stream.
 #[derive(Debug)]
-struct Told {
-    states: BTreeMap<CheckKey, BackendState>,
+struct Report {
+    states: BTreeMap<CheckKey, Told>,
     stream: u64,
     all: Instant,
 }
@@ -64,7 +64,7 @@ pub async fn run(node: Arc<Node>) {
     let mut running = BTreeMap::new();
     let states = States::default();
     let mut left_out = 0;
-    let mut told = Told {
+    let mut told = Report {
         states: BTreeMap::new(),
         stream: 0,
         all: Instant::now(),
@@ -129,10 +129,12 @@ async fn keep_checking(node: Arc<Node>, key: CheckKey, check: HealthCheck, state
     }
 }
 
-/// Tells the operator what is news to it. Without a stream it waits.
-fn tell(node: &Node, states: &States, told: &mut Told) {
-    let now = lock(states).clone();
-    let state = node.state();
+/// Tells the operator what is news to it. Without a stream it waits: the next Hello tells all.
+fn tell(node: &Node, states: &States, told: &mut Report) {
+    let found = lock(states).clone();
+    let mut state = node.state();
+    let now = settle(&state.checks, &found, Instant::now());
+    state.checks.clone_from(&now);
     if state.outbox.is_none() {
         return;
     }

@@ -108,6 +108,11 @@ fn a_backend_is_checked_on_its_own_node() {
         .replace(&front(Some(by_tcp())), vec![], by_http.clone());
     wait_for(&rig, CheckState::Failing, CheckFailure::NoHttp);
     rig.operator.hang_up();
+    let is_told = |checked: &Checked| checked.failure() == CheckFailure::NoHttp;
+    rig.operator.wait_for(
+        "a Hello with the state of the backend",
+        |message| matches!(message, Message::Hello(hello) if hello.checks.iter().any(is_told)),
+    );
     wait_for(&rig, CheckState::Failing, CheckFailure::NoHttp);
     rig.operator.replace(&by_http, vec![], front(None));
     wait_for(&rig, CheckState::Unspecified, CheckFailure::Unspecified);
