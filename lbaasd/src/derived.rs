@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use k8s_openapi::api::core::v1::{ClientIPConfig, Service, ServicePort, ServiceSpec, SessionAffinityConfig};
 use kube::api::{ObjectMeta, PostParams};
 use kube::runtime::reflector::ObjectRef;
-use kube::{Api, Resource, ResourceExt};
+use kube::{Api, Client, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::{
     ConditionStatus, HEALTH_CHECK_ANNOTATION, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip,
-    VipMode, VipPort, VipProfile, VipProfileSpec, VipProtocol,
+    VipMode, VipPort, VipProfile, VipProfileSpec, VipProtocol, VipStatus,
 };
 use tracing::info;
 
@@ -21,6 +21,9 @@ use crate::CLASS;
 use crate::objects::api_of;
 use crate::service::{MODE_ANNOTATION, is_made_for, maker};
 use crate::vip::{Context, Said, is_private};
+
+/// The finalizer of an object that is deleted without the objects that it owns.
+const ORPHAN_FINALIZER: &str = "orphan";
 
 /// Why a Vip gets no Service. The messages name the field and what to do.
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -287,6 +290,25 @@ fn treatment(
         affinity = profile.affinity_seconds.or(affinity);
     }
     Ok((source_ranges, affinity))
+}
+
+/// Whether a Service keeps the addresses of a private Vip that is deleted: the garbage collector does not delete the
+/// Service, or has made it nobody's.
+pub fn keeps_addresses(service: &Service, vip: &Vip) -> bool {
+    let is_private = vip.status.as_ref().is_some_and(VipStatus::is_private);
+    let annotated = service.annotations().get(SERVICE_IP_ANNOTATION);
+    let has_them = annotated.is_some_and(|annotated| *annotated == addresses(vip).join(", "));
+    let is_orphaning = vip.finalizers().iter().any(|name| name == ORPHAN_FINALIZER);
+    let is_to_stay = maker(service).is_none() || (is_made_for(service, vip) && is_orphaning);
+    is_private && has_them && is_to_stay && service.metadata.deletion_timestamp.is_none()
+}
+
+/// Whether the API server's copy of a private Vip's Service keeps the addresses. lbaasd may not write the Service of
+/// which no Vip is the controller any more.
+pub async fn are_addresses_kept(vip: &Vip, client: &Client) -> Result<bool, kube::Error> {
+    let api: Api<Service> = Api::namespaced(client.clone(), &vip.namespace().unwrap_or_default());
+    let service = api.get_opt(&vip.name_any()).await?;
+    Ok(service.is_some_and(|service| keeps_addresses(&service, vip)))
 }
 
 /// Returns the name of a family as Services have it.

@@ -149,7 +149,7 @@ pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, St
 }
 
 /// Returns the check that a Service's annotation asks for; an error says what is wrong.
-fn health_check(service: &Service) -> Result<Option<HealthCheck>, String> {
+pub fn health_check(service: &Service) -> Result<Option<HealthCheck>, String> {
     let Some(text) = service.annotations().get(HEALTH_CHECK_ANNOTATION) else {
         return Ok(None);
     };

@@ -146,8 +146,14 @@ pub enum Outcome {
     Away,
 }
 
-/// Writes what is known into a status.
-pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp) -> bool {
+/// Writes what is known into a status. `check_error`: what is wrong with the annotation that asks for a check.
+pub fn describe(
+    vip: &mut Vip,
+    accepted: Said,
+    check_error: Option<&str>,
+    outcome: &Outcome,
+    now: Timestamp,
+) -> bool {
     let generation = vip.metadata.generation;
     let families = vip.spec.ip_families.clone();
     let is_checked = vip.spec.health_check.is_some();
@@ -206,8 +212,8 @@ pub fn describe(vip: &mut Vip, accepted: Said, outcome: &Outcome, now: Timestamp
             say(&mut status.conditions, kind, said, generation, now);
         }
     }
-    if is_checked {
-        let said = healthy(status);
+    if is_checked || check_error.is_some() {
+        let said = check_error.map_or_else(|| healthy(status), unchecked);
         say(&mut status.conditions, "Healthy", said, generation, now);
     } else {
         status.conditions.retain(|condition| condition.kind != "Healthy");
@@ -234,6 +240,23 @@ fn healthy(status: &VipStatus) -> (ConditionStatus, String, String) {
         (ConditionStatus::False, "MembersFail", message)
     };
     (is_healthy, reason.to_owned(), message)
+}
+
+/// Returns what the condition `Healthy` says while the annotation can't be read.
+fn unchecked(error: &str) -> (ConditionStatus, String, String) {
+    let message = format!("no backend is checked: correct or remove the Service's annotation {error}");
+    (ConditionStatus::False, "InvalidAnnotation".to_owned(), message)
+}
+
+/// Returns what is wrong with the annotation by which a Vip's Service asks for a check. The Vip keeps its former check.
+fn check_error(vip: &Vip, context: &Context) -> Option<String> {
+    if !service::is_of_service(vip) {
+        // Its check is in its own spec.
+        return None;
+    }
+    let reference = ObjectRef::new(&vip.spec.service).within(&vip.namespace().unwrap_or_default());
+    let service = context.services.get(&reference)?;
+    service::health_check(&service).err()
 }
 
 /// Writes how a Vip's addresses are announced. That stays as long as a node may announce them. Returns whether it
@@ -363,10 +386,12 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     } else {
         outcome
     };
+    let check_error = check_error(&vip, &context);
     let now = Timestamp::now();
     let change = |vip: &mut Vip| {
         let is_announced_anew = announce.is_some_and(|announce| set_announce(vip, announce));
-        describe(vip, accepted.clone(), &outcome, now) || is_announced_anew
+        let check_error = check_error.as_deref();
+        describe(vip, accepted.clone(), check_error, &outcome, now) || is_announced_anew
     };
     if change(&mut Vip::clone(&vip)) {
         change_status(&context.client, &*vip, |current| {

@@ -28,6 +28,9 @@ super::reasons! {
     "ServiceRefused", "Vip":
         "the API server refuses the Vip's Service, for example because of a quota"
         => "read the message";
+    "ServiceKeepsAddresses", "Vip":
+        "the Vip was deleted with --cascade=orphan, and its Service keeps the addresses of a private pool"
+        => "delete the Service, or its annotation thuban.dev/service-ip";
     "SourceRangesNotServed", "Vip":
         "a VipProfile has sourceRanges, but no clients outside reach the addresses of a private pool"
         => "remove the VipProfile from spec.profiles, and use a NetworkPolicy";

@@ -63,9 +63,9 @@ super::reasons! {
         => "nothing to do: a pod gets it by the annotation thuban.dev/endpoint";
 
     // Annotations.
-    "InvalidAnnotation", "Pod, Service, NetworkPolicy, ClusterNetworkPolicy":
+    "InvalidAnnotation", "Pod, Service, Vip, NetworkPolicy, ClusterNetworkPolicy":
         "an annotation can't be read"
-        => "correct the annotation that the event names";
+        => "correct the annotation that the event or the condition names";
     "UnknownAnnotation", "Pod, Service, Namespace":
         "an annotation thuban.dev/... is not known there and has no effect"
         => "correct its key, at a pod by creating the pod again, or remove it";

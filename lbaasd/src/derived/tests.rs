@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use thuban_api::{Vip, VipProfileSpec};
 
-use super::{Found, Refusal, derive};
+use super::{Found, Refusal, derive, keeps_addresses};
 
 fn vip(spec: &Value) -> Vip {
     let mut vip = json!({
@@ -263,4 +263,47 @@ fn a_private_vips_service_has_its_addresses_in_its_vpc() {
     assert_eq!(private(&vip, Some(read.clone())), Ok(read), "written once");
     vip.spec.profiles = vec!["office".to_owned()];
     assert_eq!(private(&vip, None), Err(Refusal::SourceRangesNotServed));
+}
+
+#[test]
+fn a_service_that_outlives_its_vip_keeps_the_addresses() {
+    let mut deleted = vip(&json!({}));
+    deleted.metadata.finalizers = Some(vec!["thuban.dev/vip".into()]);
+    deleted.status = serde_json::from_value(json!({"addresses": ["10.0.9.3"], "vpc": "red"})).unwrap();
+    let service = |owner: Option<&str>, addresses: &str| {
+        let mut service = web();
+        service["metadata"]["name"] = json!("shop");
+        service["metadata"]["annotations"] = json!({"thuban.dev/service-ip": addresses});
+        if let Some(uid) = owner {
+            service["metadata"]["ownerReferences"] = json!([{"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip",
+                "name": "shop", "uid": uid, "controller": true}]);
+        }
+        read(&service)
+    };
+    let own = service(Some("v1"), "10.0.9.3");
+    assert!(
+        !keeps_addresses(&own, &deleted),
+        "the garbage collector deletes it"
+    );
+    let nobodys = service(None, "10.0.9.3");
+    assert!(keeps_addresses(&nobodys, &deleted));
+    assert!(!keeps_addresses(&service(None, "10.0.1.1"), &deleted), "its own");
+    let mut goes = nobodys.clone();
+    goes.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    assert!(!keeps_addresses(&goes, &deleted));
+    let mut orphaning = deleted.clone();
+    orphaning
+        .metadata
+        .finalizers
+        .as_mut()
+        .unwrap()
+        .push("orphan".into());
+    assert!(keeps_addresses(&own, &orphaning), "it is to stay");
+    assert!(
+        !keeps_addresses(&service(Some("v2"), "10.0.9.3"), &orphaning),
+        "another Vip's"
+    );
+    let mut public = deleted;
+    public.status.as_mut().unwrap().vpc.clear();
+    assert!(!keeps_addresses(&nobodys, &public));
 }

@@ -8,16 +8,18 @@ use std::time::Duration;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 use kube::runtime::controller::Action;
-use thuban_api::{Vip, VipStatus};
+use thuban_api::{ConditionStatus, SERVICE_IP_ANNOTATION, Vip, VipStatus};
 use tracing::{info, warn};
 
-use super::{Context, FINALIZER, LEASE_RETRY, VipError, set_finalizers};
+use super::{Context, FINALIZER, LEASE_RETRY, VipError, say, set_finalizers, sum_up};
 use crate::leases::RENEW_EVERY;
 use crate::objects::change_status;
-use crate::service;
+use crate::{derived, service};
 
 /// How long a Vip that is deleted waits for nodes that don't say that they withdrew its addresses.
 const WITHDRAW_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
+/// How soon a Vip that is deleted is looked at again whose Service keeps its addresses.
+const KEPT_RETRY: Duration = Duration::from_secs(30);
 
 /// Ends a Vip that is deleted, in an order in which nobody announces an address that another may get.
 pub async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
@@ -29,6 +31,15 @@ pub async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
         vip.name_any(),
         vip.uid().unwrap_or_default(),
     );
+    let is_private = vip.status.as_ref().is_some_and(VipStatus::is_private);
+    if is_private && !is_withdrawn(vip) && derived::are_addresses_kept(vip, &context.client).await? {
+        change_status(&context.client, vip, |vip| keep(vip, Timestamp::now())).await?;
+        // Nobody else may get them.
+        if let Err(error) = context.leases.renewed(&uid).await {
+            warn!(namespace, name, %error, "leases are not renewed");
+        }
+        return Ok(Action::requeue(KEPT_RETRY));
+    }
     // A cache may not have seen a node that was let announce.
     let current = change_status(&context.client, vip, |vip| proceed(vip, Timestamp::now())).await?;
     let Some(vip) = current else {
@@ -71,6 +82,25 @@ pub async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
         set => set?,
     }
     Ok(Action::await_change())
+}
+
+/// Writes that a deleted Vip waits for its Service. Returns whether anything changed.
+pub fn keep(vip: &mut Vip, now: Timestamp) -> bool {
+    let (name, generation) = (vip.name_any(), vip.metadata.generation);
+    let status = vip.status.get_or_insert_default();
+    let before = status.clone();
+    let message = format!(
+        "the Service {name} outlives the Vip and keeps its addresses: delete the Service, or its annotation \
+         {SERVICE_IP_ANNOTATION}"
+    );
+    let said = (
+        ConditionStatus::False,
+        "ServiceKeepsAddresses".to_owned(),
+        message,
+    );
+    say(&mut status.conditions, "Accepted", said, generation, now);
+    sum_up(vip, now);
+    vip.status.as_ref() != Some(&before)
 }
 
 /// Writes how far the end of a deleted Vip is. Returns whether anything changed.

@@ -69,19 +69,19 @@ fn a_cidrd_that_is_away_takes_no_address() {
     let away = Outcome::Away;
     let now = Timestamp::now();
     let mut has = vip(&json!({"addresses": ["203.0.113.7"], "pool": "public"}));
-    assert!(describe(&mut has, valid(), &away, now));
+    assert!(describe(&mut has, valid(), None, &away, now));
     let status = has.status.clone().unwrap();
     assert_eq!(status.addresses, ["203.0.113.7"]);
     assert!(
         find(&status.conditions, "Leased").is_none(),
         "another may know better"
     );
-    assert!(!describe(&mut has, valid(), &away, now), "nothing new");
+    assert!(!describe(&mut has, valid(), None, &away, now), "nothing new");
     let lost = Outcome::Refused("Taken".into(), String::new(), Vec::new());
-    describe(&mut has, valid(), &lost, now);
+    describe(&mut has, valid(), None, &lost, now);
     assert!(has.status.unwrap().addresses.is_empty(), "another has it");
     let mut has_none = vip(&json!({}));
-    describe(&mut has_none, valid(), &away, now);
+    describe(&mut has_none, valid(), None, &away, now);
     let status = has_none.status.unwrap();
     assert_eq!(
         find(&status.conditions, "Leased").unwrap().status,
@@ -96,7 +96,7 @@ fn healthy_follows_from_the_members() {
             "lastTransitionTime": ""});
         let mut vip = vip(&json!({"memberCount": count, "failingMembers": failing, "conditions": [old]}));
         vip.spec.health_check = serde_json::from_value(check.clone()).unwrap();
-        describe(&mut vip, valid(), &Outcome::Away, Timestamp::now());
+        describe(&mut vip, valid(), None, &Outcome::Away, Timestamp::now());
         let status = vip.status.unwrap();
         assert_eq!(
             (status.member_count, status.failing_members),
@@ -112,6 +112,35 @@ fn healthy_follows_from_the_members() {
     assert_eq!(of(3, 3), (ConditionStatus::False, "AllMembersFail".to_owned()));
     assert_eq!(of(0, 0), (ConditionStatus::False, "NoMembers".to_owned()));
     assert_eq!(said(&Value::Null, 3, 0), None);
+}
+
+#[test]
+fn healthy_says_that_an_annotation_is_not_valid() {
+    for check in [json!({"port": 8080}), Value::Null] {
+        let mut vip = vip(&json!({"memberCount": 3}));
+        vip.spec.health_check = serde_json::from_value(check.clone()).unwrap();
+        let now = Timestamp::now();
+        describe(&mut vip, valid(), None, &Outcome::Away, now);
+        let error = Some("thuban.dev/health-check: port must be 1 to 65535");
+        assert!(describe(&mut vip, valid(), error, &Outcome::Away, now));
+        let conditions = vip.status.clone().unwrap().conditions;
+        let healthy = find(&conditions, "Healthy").unwrap();
+        let said = (healthy.status, healthy.reason.as_str());
+        assert_eq!(said, (ConditionStatus::False, "InvalidAnnotation"));
+        assert_eq!(
+            healthy.message,
+            "no backend is checked: correct or remove the Service's annotation thuban.dev/health-check: port must be \
+             1 to 65535"
+        );
+        assert!(
+            !describe(&mut vip, valid(), error, &Outcome::Away, now),
+            "said once"
+        );
+        describe(&mut vip, valid(), None, &Outcome::Away, now);
+        let conditions = vip.status.unwrap().conditions;
+        let reason = find(&conditions, "Healthy").map(|condition| condition.reason.as_str());
+        assert_eq!(reason, (!check.is_null()).then_some("Passing"));
+    }
 }
 
 #[test]
@@ -197,7 +226,7 @@ fn a_private_vip_is_ready_without_an_announcement() {
     let status = |vpc: &str| json!({"addresses": ["10.7.0.9"], "vpc": vpc, "conditions": conditions});
     let described = |vpc: &str| {
         let mut vip = vip(&status(vpc));
-        describe(&mut vip, valid(), &Outcome::Away, Timestamp::now());
+        describe(&mut vip, valid(), None, &Outcome::Away, Timestamp::now());
         let status = vip.status.unwrap();
         let ready = find(&status.conditions, "Ready").unwrap().reason.clone();
         (ready, find(&status.conditions, "Announced").is_some())

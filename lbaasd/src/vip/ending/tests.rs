@@ -1,8 +1,9 @@
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde_json::{Value, json};
-use thuban_api::Vip;
+use thuban_api::condition::find;
+use thuban_api::{ConditionStatus, Vip};
 
-use super::{Ending, ending, is_withdrawn, left, proceed};
+use super::{Ending, ending, is_withdrawn, keep, left, proceed};
 
 const NOW: &str = "2026-01-01T12:00:00Z";
 
@@ -102,4 +103,27 @@ fn a_vip_that_is_not_deleted_does_not_end() {
     vip.metadata.deletion_timestamp = None;
     assert!(!proceed(&mut vip, at(0)));
     assert!(!is_withdrawn(&vip));
+}
+
+#[test]
+fn a_vip_that_waits_for_its_service_says_so_once() {
+    let accepted = json!({"type": "Accepted", "status": "True", "reason": "Valid", "message": "",
+        "lastTransitionTime": ""});
+    let mut vip = deleted(
+        0,
+        &json!({"addresses": ["10.0.9.3"], "vpc": "red", "conditions": [accepted]}),
+    );
+    assert!(keep(&mut vip, at(0)));
+    for kind in ["Accepted", "Ready"] {
+        let conditions = &vip.status.as_ref().unwrap().conditions;
+        let condition = find(conditions, kind).unwrap();
+        let said = (condition.status, condition.reason.as_str());
+        assert_eq!(said, (ConditionStatus::False, "ServiceKeepsAddresses"), "{kind}");
+        assert!(
+            condition.message.contains("annotation thuban.dev/service-ip"),
+            "{kind}"
+        );
+    }
+    assert!(!keep(&mut vip, at(30)), "said once");
+    assert!(!is_withdrawn(&vip), "the lease is renewed");
 }
