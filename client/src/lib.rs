@@ -1,22 +1,32 @@
 //! The daemons' client of the API server. It may know several API servers of one cluster, and tries them in turn.
 //!
-//! Invariant: a request goes to a second server only if no byte of it was sent to the first one. Each server must show
-//! a certificate for the host of its own URL, signed by the cluster's CA.
+//! Invariant: a request goes to a second server only if no byte of it was sent to the first one, or if that one answered
+//! that the request should be sent again (429, 503, 504). Each server must show a certificate for the host of its own
+//! URL, signed by the cluster's CA.
 //!
-//! A server is left when it can't be reached, when it closes the connection instead of an answer, and when the caller
-//! gives a request up. Requests then go to the next server, and stay there until that one is left. So callers should
-//! limit the time of a request: a server that vanished may leave a connection behind that looks open.
+//! A server is left when it can't be reached, when it closes the connection instead of an answer, when the caller gives
+//! a request up, and when it answers nothing but errors of its own for a while. Requests then go to the next server, and
+//! stay there until that one is left. So callers should limit the time of a request: a server that vanished may leave a
+//! connection behind that looks open.
 
+mod failures;
 mod servers;
 mod urls;
 
 use std::env;
 use std::time::Duration;
 
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use kube::client::retry::RetryPolicy;
+use kube::client::{Body, ConfigExt};
 use kube::config::{InClusterError, KubeConfigOptions, KubeconfigError};
 use kube::{Client, Config};
 use thiserror::Error;
-use tower::service_fn;
+use tower::retry::RetryLayer;
+use tower::{BoxError, ServiceBuilder, service_fn};
 
 use servers::Servers;
 use urls::urls;
@@ -28,6 +38,11 @@ const PORT: &str = "KUBERNETES_SERVICE_PORT";
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long one of several servers may say nothing while a request or a watch is open: longer than a watch lasts.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(330);
+/// How long a connection may be silent before the kernel asks whether the server is there. A server that vanished
+/// answers none of its questions, and the connection breaks after a minute.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEPALIVE_RETRIES: u32 = 3;
 
 /// The reason why there is no client.
 #[derive(Debug, Error)]
@@ -87,7 +102,7 @@ pub fn in_cluster() -> Result<Client, ClientError> {
 /// Makes a client of one server, or of several that are tried in turn.
 fn client_of(configs: Vec<Config>) -> Result<Client, kube::Error> {
     if let [config] = &configs[..] {
-        return Client::try_from(config.clone());
+        return client_of_one(config);
     }
     let first = configs.first();
     let namespace = first.map(|config| config.default_namespace.clone());
@@ -95,15 +110,46 @@ fn client_of(configs: Vec<Config>) -> Result<Client, kube::Error> {
     for mut config in configs {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE_TIMEOUT), true);
-        let url = config.cluster_url.to_string();
-        servers.push((url, Client::try_from(config)?));
+        // A request is tried again below, maybe at another server.
+        config.default_retry = false;
+        servers.push((config.cluster_url.to_string(), client_of_one(&config)?));
     }
     let servers = Servers::new(servers);
     let send = move |request| {
         let servers = servers.clone();
         async move { servers.send(request).await }
     };
-    Ok(Client::new(service_fn(send), namespace.unwrap_or_default()))
+    let service = ServiceBuilder::new()
+        .layer(RetryLayer::new(RetryPolicy::server_retry()))
+        .map_err(BoxError::from)
+        .service(service_fn(send));
+    Ok(Client::new(service, namespace.unwrap_or_default()))
+}
+
+/// Makes a client as kube does, except that the kernel notices a server that vanished. Proxies are not supported: a
+/// pod's account has none.
+fn client_of_one(config: &Config) -> Result<Client, kube::Error> {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_keepalive(Some(KEEPALIVE_TIME));
+    tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
+    tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    let tls = config.rustls_https_connector_with_connector(tcp)?;
+    let mut connector = TimeoutConnector::new(tls);
+    connector.set_connect_timeout(config.connect_timeout);
+    connector.set_read_timeout(config.read_timeout);
+    connector.set_write_timeout(config.write_timeout);
+    connector.set_reset_reader_on_write(config.reset_reader_on_write);
+    let http: legacy::Client<_, Body> = legacy::Client::builder(TokioExecutor::new()).build(connector);
+    let retry = config.default_retry.then(RetryPolicy::server_retry);
+    let service = ServiceBuilder::new()
+        .layer(config.base_uri_layer())
+        .option_layer(retry.map(RetryLayer::new))
+        .option_layer(config.auth_layer()?)
+        .layer(config.extra_headers_layer()?)
+        .map_err(BoxError::from)
+        .service(http);
+    Ok(Client::new(service, config.default_namespace.clone()))
 }
 
 #[cfg(test)]

@@ -1,8 +1,9 @@
 //! Which of several API servers gets a request.
 
 use std::error::Error;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use http::{Request, Response};
 use hyper_util::client::legacy;
@@ -10,9 +11,20 @@ use kube::Client;
 use kube::client::Body;
 use tracing::info;
 
+use crate::failures::Failures;
+
 struct Server {
     url: String,
     client: Client,
+    failures: Mutex<Failures>,
+}
+
+impl Server {
+    /// Notes an answer. Returns whether the server is to be left.
+    fn note(&self, answer: &Response<Body>) -> bool {
+        let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
+        failures.note(answer.status().is_server_error(), Instant::now())
+    }
 }
 
 /// The servers, and which of them gets requests now.
@@ -22,7 +34,11 @@ pub struct Servers(Arc<(Vec<Server>, AtomicUsize)>);
 impl Servers {
     /// Takes each server's URL and client, at least one.
     pub fn new(servers: Vec<(String, Client)>) -> Self {
-        let server = |(url, client)| Server { url, client };
+        let server = |(url, client)| Server {
+            url,
+            client,
+            failures: Mutex::default(),
+        };
         let servers = servers.into_iter().map(server).collect();
         Self(Arc::new((servers, AtomicUsize::new(0))))
     }
@@ -48,8 +64,14 @@ impl Servers {
             index,
             is_answered: false,
         };
-        let answered = self.0.0[index].client.send(request).await;
+        let server = &self.0.0[index];
+        let answered = server.client.send(request).await;
         attempt.is_answered = answered.is_ok();
+        if let Ok(answer) = &answered
+            && server.note(answer)
+        {
+            self.leave(index, "it answers nothing but errors");
+        }
         answered
     }
 
@@ -58,7 +80,7 @@ impl Servers {
     }
 
     /// Lets requests go to the next server, unless another request has done that.
-    fn leave(&self, index: usize) {
+    fn leave(&self, index: usize, reason: &'static str) {
         let (servers, current) = &*self.0;
         let next = self.after(index);
         let left = current.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
@@ -66,7 +88,8 @@ impl Servers {
             info!(
                 server = servers[index].url,
                 next = servers[next].url,
-                "no answer of an API server; requests go to the next one"
+                reason,
+                "an API server is left; requests go to the next one"
             );
         }
     }
@@ -82,7 +105,7 @@ struct Attempt<'a> {
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
         if !self.is_answered {
-            self.servers.leave(self.index);
+            self.servers.leave(self.index, "it does not answer");
         }
     }
 }

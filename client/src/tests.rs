@@ -27,6 +27,8 @@ enum Answer {
     Nothing,
     /// It leaves the connection open.
     Never,
+    /// An error of its own.
+    Error,
 }
 
 /// What each request has.
@@ -114,6 +116,12 @@ async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Answer, 
     match answer {
         Answer::Yes => {
             let text = b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+            let _ = stream.write_all(text).await;
+            let _ = stream.shutdown().await;
+        }
+        Answer::Error => {
+            let text =
+                b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
             let _ = stream.write_all(text).await;
             let _ = stream.shutdown().await;
         }
@@ -218,4 +226,55 @@ async fn a_server_of_which_a_caller_has_had_enough_is_left() {
     );
     assert_eq!(ask(&client).await.unwrap(), "{}");
     assert_eq!((first.requests(), second.requests()), (1, 1));
+}
+
+#[tokio::test]
+async fn a_server_that_answers_only_errors_is_left() {
+    let first = Server::start(any_port(), Answer::Error).await;
+    let second = Server::start(any_port(), Answer::Yes).await;
+    let client = client("http", &[first.address, second.address], &[]);
+    for _ in 0..10 {
+        assert!(ask(&client).await.is_err(), "they come at once");
+    }
+    tokio::time::sleep(Duration::from_millis(2100)).await;
+    assert!(ask(&client).await.is_err(), "the last one");
+    assert_eq!(ask(&client).await.unwrap(), "{}");
+    assert_eq!((first.requests(), second.requests()), (11, 1));
+}
+
+/// Returns the kernel's timer of the connection to this address, and how long it still runs.
+fn timer(server: SocketAddr) -> Option<(String, Duration)> {
+    let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let remote = format!("0100007F:{:04X}", server.port());
+    let mut lines = table
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let fields = lines.find(|fields| fields.get(2) == Some(&remote.as_str()))?;
+    let (kind, left) = fields[5].split_once(':').unwrap();
+    let hundredths = u64::from_str_radix(left, 16).unwrap();
+    Some((kind.to_owned(), Duration::from_millis(10 * hundredths)))
+}
+
+#[tokio::test]
+async fn the_kernel_asks_whether_a_silent_server_is_there() {
+    for several in [false, true] {
+        let server = Server::start(any_port(), Answer::Never).await;
+        let other = Server::start(any_port(), Answer::Yes).await;
+        let servers = [server.address, other.address];
+        let client = client("http", &servers[..=usize::from(several)], &[]);
+        let asking = tokio::spawn(async move { ask(&client).await });
+        // The kernel sends the request first.
+        let is_asked = || {
+            let timer = timer(server.address);
+            timer.is_some_and(|(kind, left)| kind == "02" && left <= Duration::from_secs(30))
+        };
+        let asked = async {
+            while !is_asked() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        let asked = timeout(Duration::from_secs(10), asked).await;
+        assert!(asked.is_ok(), "{:?}", timer(server.address));
+        asking.abort();
+    }
 }
