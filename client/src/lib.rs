@@ -1,13 +1,13 @@
 //! The daemons' client of the API server. It may know several API servers of one cluster, and tries them in turn.
 //!
-//! Invariant: a request goes to a second server only if no byte of it was sent to the first one, or if that one answered
-//! that the request should be sent again (429, 503, 504). Each server must show a certificate for the host of its own
-//! URL, signed by the cluster's CA.
+//! Invariant: a request goes to a second server only if no byte of it was sent to the first one, or if the first one
+//! answered that the request should be sent again (429, 503, 504). Each server must show a certificate for the host of
+//! its own URL, signed by the cluster's CA.
 //!
 //! A server is left when it can't be reached, when it closes the connection instead of an answer, when the caller gives
-//! a request up, and when it answers nothing but errors of its own for a while. Requests then go to the next server, and
-//! stay there until that one is left. So callers should limit the time of a request: a server that vanished may leave a
-//! connection behind that looks open.
+//! a request up, and when it answers nothing but errors of its own for a while. Requests then go to the next server,
+//! and stay there until that one is left. So callers should limit the time of a request: a server that vanished may
+//! leave a connection behind that looks open.
 
 mod failures;
 mod servers;

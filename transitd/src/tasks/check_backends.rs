@@ -1,7 +1,8 @@
 //! Checks this droplet's backends of load balancers, and tells the operator which of them fail.
 //!
 //! The node reaches its pods as kubelet does for its probes. Nobody else could check them: pods of several VPCs may
-//! have one address. While the operator is away, the checks go on. It is told all at the beginning of its next stream.
+//! have one address. While the operator is away, the checks go on. It is told all by the Hello of its next stream, and
+//! once more behind it, because an operator of an earlier version does not know that field of Hello.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, RandomState};
