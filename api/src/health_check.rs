@@ -186,7 +186,7 @@ mod tests {
     #[test]
     fn messages_schema_and_descriptions_have_the_same_bounds() {
         let schema = serde_json::to_value(schemars::schema_for!(HealthCheck)).unwrap();
-        let of = |field: &str, key: &str| schema["properties"][field][key].as_f64().unwrap();
+        let of = |field: &str, key: &str| schema["properties"][field][key].as_u64().unwrap();
         let described = |field: &str, bounds: &str| {
             let text = schema["properties"][field]["description"].as_str().unwrap();
             // A line may end between two words.
@@ -195,7 +195,7 @@ mod tests {
         let intervals = [MIN_CHECK_INTERVAL, MAX_CHECK_INTERVAL];
         assert_eq!(
             [of("intervalMs", "minimum"), of("intervalMs", "maximum")],
-            intervals.map(f64::from)
+            intervals.map(u64::from)
         );
         let [least, most] = intervals;
         let told = HealthCheckError::Interval.to_string();
@@ -204,7 +204,7 @@ mod tests {
         for field in ["rise", "fall"] {
             assert_eq!(
                 [of(field, "minimum"), of(field, "maximum")],
-                [1, MAX_CHECKS_IN_A_ROW].map(f64::from)
+                [1, MAX_CHECKS_IN_A_ROW].map(u64::from)
             );
             described(field, &format!("1 to {MAX_CHECKS_IN_A_ROW}"));
         }
