@@ -80,6 +80,11 @@ pub struct ServiceRef {
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
+        name = "Deleting",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Deleting')].reason"
+    ),
+    printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.status=='False')].reason"

@@ -21,6 +21,11 @@ use crate::{Condition, Phase};
     printcolumn(name = "Bouncers", type_ = "integer", json_path = ".status.bouncers", priority = 1),
     printcolumn(name = "Working", type_ = "integer", json_path = ".status.workingBouncers", priority = 1),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Deleting",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Deleting')].reason"
+    ),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.status=='False')].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")

@@ -22,6 +22,11 @@ use crate::{Condition, DEFAULT_ROLES, Phase};
     printcolumn(name = "Dividers", type_ = "integer", json_path = ".status.dividers", priority = 1),
     printcolumn(name = "Working", type_ = "integer", json_path = ".status.workingDividers", priority = 1),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Deleting",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Deleting')].reason"
+    ),
     printcolumn(name = "Reason", type_ = "string", json_path = ".status.conditions[?(@.status=='False')].reason"),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
     validation = Rule::new("self.metadata.name.matches('^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$')")

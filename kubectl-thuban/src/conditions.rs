@@ -6,13 +6,17 @@ use thuban_api::{Condition, ConditionStatus, Phase};
 
 use crate::report::{Problem, STATUS};
 
-/// Conditions of which one that is False stands in an object's way, the most telling first.
-const TELLING: [&str; 3] = ["Accepted", "Deleting", "Ready"];
+/// The condition that is there only while the object is being deleted.
+const DELETING: &str = "Deleting";
+
+/// Conditions of which one that is False, or says that the object is being deleted, stands in an object's way. The most
+/// telling comes first.
+const TELLING: [&str; 3] = ["Accepted", DELETING, "Ready"];
 
 /// Returns the condition that stands in an object's way.
 pub fn lacking(conditions: &[Condition]) -> Option<&Condition> {
     let mut told = TELLING.iter().filter_map(|kind| find(conditions, kind));
-    told.find(|condition| condition.status == ConditionStatus::False)
+    told.find(|condition| condition.kind == DELETING || condition.status == ConditionStatus::False)
 }
 
 /// Returns what stands in the way of an object of a kind, if anything does.
@@ -37,7 +41,28 @@ pub fn age(time: &str, now: Timestamp) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use super::age;
+    use thuban_api::{Condition, ConditionStatus};
+
+    use super::{age, lacking};
+
+    #[test]
+    fn an_object_in_deletion_says_what_it_waits_for() {
+        let condition = |kind: &str, status, reason: &str| Condition {
+            kind: kind.to_owned(),
+            status,
+            reason: reason.to_owned(),
+            message: String::new(),
+            last_transition_time: String::new(),
+            observed_generation: None,
+        };
+        let ready = condition("Ready", ConditionStatus::True, "Provisioned");
+        assert_eq!(lacking(std::slice::from_ref(&ready)), None);
+        let deleting = condition("Deleting", ConditionStatus::True, "WaitsForNetworks");
+        assert_eq!(
+            lacking(&[ready, deleting]).map(|told| told.reason.as_str()),
+            Some("WaitsForNetworks")
+        );
+    }
 
     #[test]
     fn an_age_is_short() {

@@ -64,7 +64,7 @@ async fn say<K: Deleted>(
     }
     let mut told = object.clone();
     let known = find(told.conditions(), DELETING).map(|known| known.reason.clone());
-    let news = condition(DELETING, false, reason, message, object.meta().generation);
+    let news = condition(DELETING, true, reason, message, object.meta().generation);
     if !set(told.conditions(), news) {
         return Ok(());
     }

@@ -65,7 +65,13 @@ fn a_vpc_does_not_wait_for_a_network_never_accepted() {
             .await;
             delete(simulation, Kind::Vpc, "", "red");
             sleep(Duration::from_mins(1)).await;
-            let waits = |state: &State| says(state, (Kind::Vpc, "", "red"), "Deleting", "WaitsForNetworks");
+            let waits = |state: &State| {
+                let vpc = state.store.value(Kind::Vpc, "", "red");
+                let told = vpc.and_then(|vpc| store::condition(vpc, "Deleting"));
+                told.is_some_and(|told| {
+                    text(told, "/reason") == "WaitsForNetworks" && text(told, "/status") == "True"
+                })
+            };
             until(simulation, "the VPC waits for the other one", waits).await;
             delete(simulation, Kind::Network, "", "red-1");
             until_gone(simulation).await;

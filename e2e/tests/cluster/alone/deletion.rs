@@ -19,9 +19,9 @@ use crate::tenants::tenants;
 const NAME: &str = "leaver";
 const WAIT_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Returns the reason why it waits, and its message.
+/// Returns the reason why it waits, and its message, if it says that it is being deleted.
 fn deleting(object: &Value) -> Option<(String, String)> {
-    let deleting = condition(object, "Deleting")?;
+    let deleting = condition(object, "Deleting").filter(|told| told["status"] == "True")?;
     let text = |field: &str| deleting[field].as_str().unwrap_or_default().to_owned();
     Some((text("reason"), text("message")))
 }

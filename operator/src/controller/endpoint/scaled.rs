@@ -108,7 +108,7 @@ pub async fn reconcile(
         let message = format!("waits until Service {} is deleted", service.name_any());
         set(
             &mut status.conditions,
-            condition("Deleting", false, "WaitsForService", &message, None),
+            condition("Deleting", true, "WaitsForService", &message, None),
         );
     }
     let mut addresses = service.cluster_ips();

@@ -281,15 +281,12 @@ async fn wait<R: Role>(
     if context.clocks.known_for(Timed::RoleWait, role.id().uid) < CONDITION_DELAY {
         return Ok(Action::requeue(CONDITION_DELAY));
     }
-    let kind = if role.meta().deletion_timestamp.is_some() {
-        "Deleting"
-    } else {
-        "Ready"
-    };
+    let is_deleted = role.meta().deletion_timestamp.is_some();
+    let kind = if is_deleted { "Deleting" } else { "Ready" };
     let mut status = role.status().cloned().unwrap_or_default();
     if set(
         &mut status.conditions,
-        condition(kind, false, reason, &message, role.meta().generation),
+        condition(kind, is_deleted, reason, &message, role.meta().generation),
     ) {
         write(role, roles, status).await?;
     }
