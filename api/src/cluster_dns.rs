@@ -1,4 +1,4 @@
-//! The addresses of the cluster's DNS.
+//! The cluster's DNS: its addresses, and its Service.
 
 use std::net::IpAddr;
 use std::str::FromStr;
@@ -10,6 +10,36 @@ use thiserror::Error;
 pub struct ClusterDns {
     first: IpAddr,
     second: Option<IpAddr>,
+}
+
+/// The Service of the cluster's DNS.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DnsService {
+    pub namespace: String,
+    pub name: String,
+}
+
+/// The name that Kubernetes gives to the Service of cluster DNS.
+pub const USUAL_DNS_SERVICE: &str = "kube-system/kube-dns";
+
+#[derive(Debug, Error, PartialEq, Eq)]
+#[error("{0:?} is no Service, expected NAMESPACE/NAME such as kube-system/kube-dns")]
+pub struct DnsServiceError(String);
+
+impl FromStr for DnsService {
+    type Err = DnsServiceError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text.trim().split_once('/') {
+            Some((namespace, name)) if !namespace.is_empty() && !name.is_empty() && !name.contains('/') => {
+                Ok(Self {
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                })
+            }
+            _ => Err(DnsServiceError(text.to_owned())),
+        }
+    }
 }
 
 #[derive(Debug, Error, PartialEq, Eq)]
@@ -58,6 +88,15 @@ impl FromStr for ClusterDns {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_dns_service_has_a_namespace_and_a_name() {
+        let usual: DnsService = USUAL_DNS_SERVICE.parse().unwrap();
+        assert_eq!((&*usual.namespace, &*usual.name), ("kube-system", "kube-dns"));
+        for wrong in ["kube-dns", "/kube-dns", "kube-system/", "a/b/c", ""] {
+            assert_eq!(wrong.parse::<DnsService>(), Err(DnsServiceError(wrong.into())));
+        }
+    }
 
     #[test]
     fn addresses_are_one_of_each_family_at_most() {

@@ -68,8 +68,9 @@ pub struct VpcSpec {
     pub egress: Option<bool>,
     /// The Services of the VPC `default` that pods of this VPC reach at their ClusterIPs.
     /// The list has at most 16 entries, each in the form `namespace/name`.
-    /// These are shared besides `default/kubernetes`, and `kube-system/kube-dns` if the operator knows
-    /// THUBAN_CLUSTER_DNS. `-default/kubernetes` or `-kube-system/kube-dns` takes one of them away.
+    /// These are shared besides `default/kubernetes`, and cluster DNS if the operator knows THUBAN_CLUSTER_DNS.
+    /// Cluster DNS is `kube-system/kube-dns`, or the Service that THUBAN_CLUSTER_DNS_SERVICE names.
+    /// `-default/kubernetes` or `-kube-system/kube-dns` takes one of them away.
     /// An empty list shares none. A Service that does not exist, or is in another VPC than `default`, has no effect:
     /// the condition `SharedServices` names it.
     /// The VPC `default` reaches all of its own Services without this field.

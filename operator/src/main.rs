@@ -13,7 +13,7 @@ use clap::{Parser, Subcommand};
 use ipnet::IpNet;
 use kube::Client;
 use thuban_api::cidr::Cidr;
-use thuban_api::cluster_dns::ClusterDns;
+use thuban_api::cluster_dns::{ClusterDns, DnsService, USUAL_DNS_SERVICE};
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_authority::{Authority, Names, ServerCertificate};
 use thuban_operator::controller::{defaults, run};
@@ -94,10 +94,13 @@ struct Settings {
     #[arg(long, env = "THUBAN_NODE_PORT_LEASE_SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(2..=86_400))]
     node_port_lease_seconds: u64,
     /// ClusterIPs of the cluster's DNS Service, separated by commas: at most one of each family. With it, every VPC
-    /// without a list of shared Services shares kube-system/kube-dns. Without it, only the VPC `default` reaches
+    /// without a list of shared Services shares the cluster's DNS Service. Without it, only the VPC `default` reaches
     /// cluster DNS.
     #[arg(long, env = "THUBAN_CLUSTER_DNS")]
     cluster_dns: Option<ClusterDns>,
+    /// The cluster's DNS Service, as NAMESPACE/NAME. VPCs share it if THUBAN_CLUSTER_DNS is set.
+    #[arg(long, env = "THUBAN_CLUSTER_DNS_SERVICE", default_value = USUAL_DNS_SERVICE)]
+    cluster_dns_service: DnsService,
     #[command(subcommand)]
     command: Option<Ask>,
 }
@@ -216,6 +219,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         claim_rest: Duration::from_secs(settings.claim_rest_seconds),
         node_port_lease: Duration::from_secs(settings.node_port_lease_seconds),
         cluster_dns: settings.cluster_dns,
+        cluster_dns_service: settings.cluster_dns_service.clone(),
     };
     let work = run(settings, client, options, certificate, outranked);
     let next = tokio::select! {

@@ -13,6 +13,10 @@ const DEFAULT_VPCS: [&str; 3] = ["10.244.0.0/16", "172.20.0.0/16", "192.168.0.0/
 
 const DEFAULT_PORT: &str = "6443";
 
+/// The namespace and the usual name of the Service of cluster DNS.
+const SYSTEM_NAMESPACE: &str = "kube-system";
+const DNS_SERVICE: &str = "kube-dns";
+
 /// What was found: a key, its value, and what people should know about it.
 type Found = Vec<(&'static str, String, &'static str)>;
 
@@ -39,7 +43,7 @@ pub fn run(is_env: bool) -> Result<()> {
         servers: get(&servers)?,
         // An API server before 1.33 has none.
         service_cidrs: get(&["servicecidrs"]).unwrap_or_default(),
-        dns: get(&["service", "-n", "kube-system", "kube-dns"]).unwrap_or_default(),
+        system_services: get(&["services", "-n", SYSTEM_NAMESPACE])?,
         nodes: get(&["nodes"])?,
     })?;
     if !is_env {
@@ -61,7 +65,7 @@ pub fn run(is_env: bool) -> Result<()> {
 struct Cluster {
     servers: Value,
     service_cidrs: Value,
-    dns: Value,
+    system_services: Value,
     nodes: Value,
 }
 
@@ -78,7 +82,12 @@ fn values(cluster: &Cluster) -> Result<Found> {
     let services: Vec<String> = items(&cluster.service_cidrs, "/spec/cidrs")
         .filter_map(|cidr| cidr.as_str().map(str::to_owned))
         .collect();
-    let dns: Vec<String> = texts(&cluster.dns["spec"]["clusterIPs"]).collect();
+    let dns_service = dns_service(&cluster.system_services);
+    let dns: Vec<String> = dns_service
+        .iter()
+        .flat_map(|service| texts(&service["spec"]["clusterIPs"]))
+        .collect();
+    let dns_name = dns_service.and_then(|service| service["metadata"]["name"].as_str());
     let addresses = items(&cluster.nodes, "/status/addresses")
         .filter(|address| address["type"] == "InternalIP")
         .filter_map(|address| address["address"].as_str()?.parse().ok());
@@ -91,7 +100,7 @@ fn values(cluster: &Cluster) -> Result<Found> {
         .filter_map(|cidr| cidr.parse().ok())
         .chain(underlay.iter().copied())
         .collect();
-    Ok(vec![
+    let mut found = vec![
         (
             "KUBERNETES_SERVICE_HOST",
             joined(&servers),
@@ -120,9 +129,31 @@ fn values(cluster: &Cluster) -> Result<Found> {
         (
             "THUBAN_CLUSTER_DNS",
             dns.join(","),
-            "Service kube-system/kube-dns.",
+            "The Service of cluster DNS in kube-system.",
         ),
-    ])
+    ];
+    if let Some(name) = dns_name.filter(|name| *name != DNS_SERVICE) {
+        found.push((
+            "THUBAN_CLUSTER_DNS_SERVICE",
+            format!("{SYSTEM_NAMESPACE}/{name}"),
+            "The Service that VPCs share.",
+        ));
+    }
+    Ok(found)
+}
+
+/// Returns the Service of cluster DNS: the one with the usual name, or else one that takes DNS queries.
+fn dns_service(services: &Value) -> Option<&Value> {
+    let services = services["items"].as_array()?;
+    let takes_queries = |service: &&Value| {
+        let mut ports = service["spec"]["ports"].as_array().into_iter().flatten();
+        service["spec"]["clusterIP"] != "None"
+            && ports.any(|port| port["port"] == 53 && port["protocol"] == "UDP")
+    };
+    let mut usual = services
+        .iter()
+        .filter(|service| service["metadata"]["name"] == DNS_SERVICE);
+    usual.next().or_else(|| services.iter().find(takes_queries))
 }
 
 /// Yields the elements of a list in each item of a list of objects.
@@ -192,11 +223,16 @@ mod tests {
             json!({"spec": {"podCIDRs": pods}, "status": {"addresses": [
                 {"type": "Hostname", "address": "a"}, {"type": "InternalIP", "address": address}]}})
         };
+        let service = |name: &str, port: u16| {
+            let kind = if port == 53 { "UDP" } else { "TCP" };
+            json!({"metadata": {"name": name}, "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"],
+                "ports": [{"port": port, "protocol": kind}]}})
+        };
         Cluster {
             servers: json!({"items": [{"ports": [{"port": 6444}], "endpoints": [
                 {"addresses": ["192.0.2.11"]}, {"addresses": ["192.0.2.10"]}, {"addresses": ["192.0.2.11"]}]}]}),
             service_cidrs: json!({"items": [{"spec": {"cidrs": ["10.96.0.0/12", "fd00:96::/108"]}}]}),
-            dns: json!({"spec": {"clusterIPs": ["10.96.0.10"]}}),
+            system_services: json!({"items": [service("metrics", 443), service("kube-dns", 53)]}),
             nodes: json!({"items": [node("192.0.3.11", &["10.32.1.0/24"]), node("2001:db8::1", &["10.32.2.0/24"])]}),
         }
     }
@@ -219,6 +255,19 @@ mod tests {
         ] {
             assert_eq!(of(&cluster, key), value, "{key}");
         }
+    }
+
+    #[test]
+    fn a_dns_service_of_another_name_is_found_by_its_port() {
+        let mut cluster = cluster();
+        let name = "THUBAN_CLUSTER_DNS_SERVICE";
+        assert!(values(&cluster).unwrap().iter().all(|(of, ..)| *of != name));
+        cluster.system_services["items"][1]["metadata"]["name"] = json!("rke2-coredns-rke2-coredns");
+        assert_eq!(of(&cluster, name), "kube-system/rke2-coredns-rke2-coredns");
+        assert_eq!(of(&cluster, "THUBAN_CLUSTER_DNS"), "10.96.0.10");
+        // A headless one has no address.
+        cluster.system_services["items"][1]["spec"]["clusterIP"] = json!("None");
+        assert_eq!(of(&cluster, "THUBAN_CLUSTER_DNS"), "");
     }
 
     #[test]

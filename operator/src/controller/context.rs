@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::{Node, ObjectReference};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
 use thuban_api::cidr::Cidr;
-use thuban_api::cluster_dns::ClusterDns;
+use thuban_api::cluster_dns::{ClusterDns, DnsService};
 use thuban_api::{Endpoint, GROUP, IpClaim, Network, Phase, Vpc};
 
 use crate::controller::cache::claim_locks::ClaimLocks;
@@ -53,6 +53,8 @@ pub struct Options {
     pub node_port_lease: Duration,
     /// ClusterIPs of the cluster's DNS, of which droplets have a view for each VPC.
     pub cluster_dns: Option<ClusterDns>,
+    /// The Service that has these ClusterIPs. VPCs share it by default.
+    pub cluster_dns_service: DnsService,
 }
 
 /// The rate of writes of numbers that only people read: the churn of a large cluster must not double the writes.
@@ -94,8 +96,9 @@ pub struct Context {
 
 impl Context {
     pub fn new(client: Client, hub: Arc<Hub>, stores: Stores, events: Events, options: Options) -> Self {
-        let kube_dns = options.cluster_dns.map(|_| ("kube-system", "kube-dns"));
-        let shared = [("default", "kubernetes")].into_iter().chain(kube_dns);
+        let dns = options.cluster_dns_service;
+        let dns = options.cluster_dns.map(|_| (dns.namespace, dns.name));
+        let kubernetes = ("default".to_owned(), "kubernetes".to_owned());
         Self {
             client,
             hub,
@@ -107,9 +110,7 @@ impl Context {
             underlay_ranges: options.underlay_ranges,
             default_range: options.default_range,
             claim_rest: options.claim_rest,
-            shared_by_default: shared
-                .map(|(namespace, name)| (namespace.to_owned(), name.to_owned()))
-                .collect(),
+            shared_by_default: [kubernetes].into_iter().chain(dns).collect(),
             reservations: Reservations::default(),
             waits: Waits::default(),
             claim_locks: ClaimLocks::default(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use http::Method;
 use kube::Client;
-use thuban_api::cluster_dns::ClusterDns;
+use thuban_api::cluster_dns::{ClusterDns, USUAL_DNS_SERVICE};
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::hub::Hub;
@@ -187,6 +187,7 @@ async fn life(simulation: Arc<Simulation>, operator: Arc<Operator>) {
         claim_rest: Duration::from_secs(30),
         node_port_lease: Duration::from_mins(10),
         cluster_dns: Some(ClusterDns::new(CLUSTER_DNS.into())),
+        cluster_dns_service: USUAL_DNS_SERVICE.parse().unwrap(),
     };
     let work = async {
         let mut tasks = JoinSet::new();
