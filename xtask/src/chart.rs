@@ -23,16 +23,18 @@ const POD: &str = "charted";
 const PORT: u16 = 8081;
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 const SERVER_TIMEOUT: Duration = Duration::from_mins(1);
+/// How many datagrams show something: fewer are sent only if the time was short.
+const ENOUGH: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(10);
 /// What a value that is missing names.
 const REQUIRED: &str = "KUBERNETES_SERVICE_HOST";
 
-/// What Helm said, or why it failed.
-fn helm(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+/// Returns what Helm said of a release in this namespace, or why it failed.
+pub fn helm(cluster: &Cluster, namespace: &str, arguments: &[&str]) -> Result<String> {
     let output = Command::new(manifests::helm()?)
         .env("KUBECONFIG", cluster.instance().kubeconfig())
         .args(arguments)
-        .args(["--namespace", SPACE])
+        .args(["--namespace", namespace])
         .output()
         .context("starting helm")?;
     if !output.status.success() {
@@ -62,7 +64,7 @@ pub fn in_another_namespace(name: &str) -> Result<()> {
     lacking.remove(REQUIRED);
     write(&lacking)?;
     let install = of("install");
-    let refused = helm(cluster, &[&install[..], &["--create-namespace"]].concat());
+    let refused = helm(cluster, SPACE, &[&install[..], &["--create-namespace"]].concat());
     let refused = refused
         .err()
         .context("a chart with a value missing was installed")?;
@@ -73,27 +75,16 @@ pub fn in_another_namespace(name: &str) -> Result<()> {
     );
 
     write(&config)?;
-    helm(cluster, &[&install[..], &["--create-namespace"]].concat())?;
-    let nodes = cluster.nodes()?;
-    let server = start_server(cluster, &nodes[1])?;
-    let is_over = AtomicBool::new(false);
-    let lost = thread::scope(|scope| {
-        let asking = scope.spawn(|| cluster.in_node(&nodes[0], || ask_until(server, &is_over)));
-        let changed = change(cluster, || {
+    helm(cluster, SPACE, &[&install[..], &["--create-namespace"]].concat())?;
+    under_traffic(cluster, || {
+        change(cluster, || {
             let mut changed = config.clone();
             changed.insert("THUBAN_CLAIM_REST_SECONDS".to_owned(), "6".to_owned());
             write(&changed)?;
-            helm(cluster, &of("upgrade")).map(drop)
-        });
-        is_over.store(true, Ordering::Relaxed);
-        let lost = asking.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
-        changed.and(lost)
-    });
-    let (asked, lost) = lost?;
-    println!("{asked} datagrams were asked for while Helm upgraded and rolled back, {lost} got no answer");
-    ensure!(asked > 100 && lost == 0, "{lost} of {asked} datagrams were lost");
-    cluster.kubectl(&["delete", "pod", POD, "--now"])?;
-    helm(cluster, &["uninstall", RELEASE, "--wait", "--timeout=3m"])?;
+            helm(cluster, SPACE, &of("upgrade")).map(drop)
+        })
+    })?;
+    helm(cluster, SPACE, &["uninstall", RELEASE, "--wait", "--timeout=3m"])?;
     cluster
         .kubectl(&["get", "crd", "vpcs.thuban.dev"])
         .context("the CRDs go only by hand")?;
@@ -120,7 +111,8 @@ fn change(cluster: &Cluster, upgrade: impl Fn() -> Result<()>) -> Result<()> {
     let first = templates()?;
     upgrade()?;
     let second = templates()?;
-    helm(cluster, &["rollback", RELEASE, "1", "--wait", "--timeout=3m"])?;
+    let rollback = ["rollback", RELEASE, "1", "--wait", "--timeout=3m"];
+    helm(cluster, SPACE, &rollback)?;
     ensure!(
         first != second && second != templates()?,
         "transitd was not replaced"
@@ -128,20 +120,40 @@ fn change(cluster: &Cluster, upgrade: impl Fn() -> Result<()>) -> Result<()> {
     Ok(())
 }
 
+/// Does `work` while a node asks a pod of another node by datagrams. Fails if one of them got no answer.
+pub fn under_traffic(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<()> {
+    let nodes = cluster.nodes()?;
+    let server = start_server(cluster, POD, &nodes[1])?;
+    let is_over = AtomicBool::new(false);
+    let (asked, lost) = thread::scope(|scope| {
+        let asking = scope.spawn(|| cluster.in_node(&nodes[0], || ask_until(server, &is_over)));
+        let done = work();
+        is_over.store(true, Ordering::Relaxed);
+        let asked = asking.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?;
+        done.and(asked)
+    })?;
+    println!("{asked} datagrams were asked for while Helm upgraded and rolled back, {lost} got no answer");
+    ensure!(
+        asked > ENOUGH && lost == 0,
+        "{lost} of {asked} datagrams were lost"
+    );
+    cluster.kubectl(&["delete", "pod", POD, "--now"]).map(drop)
+}
+
 /// Returns the address of a pod that answers datagrams.
-fn start_server(cluster: &Cluster, node: &str) -> Result<SocketAddr> {
-    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD, "namespace": "default"},
+pub fn start_server(cluster: &Cluster, name: &str, node: &str) -> Result<SocketAddr> {
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
         "spec": {"nodeName": node, "containers": [
             {"name": "agnhost", "image": images::AGNHOST, "args": ["netexec", format!("--udp-port={PORT}")]}]}});
     cluster.kubectl_apply(&pod.to_string())?;
-    cluster.kubectl(&["wait", "--for=condition=Ready", "pod", POD, "--timeout=90s"])?;
-    let address = cluster.kubectl(&["get", "pod", POD, "-o", "jsonpath={.status.podIP}"])?;
+    cluster.kubectl(&["wait", "--for=condition=Ready", "pod", name, "--timeout=90s"])?;
+    let address = cluster.kubectl(&["get", "pod", name, "-o", "jsonpath={.status.podIP}"])?;
     Ok(SocketAddr::new(address.trim().parse()?, PORT))
 }
 
 /// Asks by datagrams until somebody says that it is over, once the node's own endpoint works and one was answered.
 /// Returns how many were sent, and how many had no answer.
-fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)> {
+pub fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)> {
     let socket = UdpSocket::bind("0.0.0.0:0")?;
     socket.connect(server)?;
     socket.set_read_timeout(Some(ANSWER_TIMEOUT))?;

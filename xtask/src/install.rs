@@ -113,7 +113,12 @@ fn read_values(path: &Path) -> Result<BTreeMap<String, String>> {
 
 /// Returns a cluster's values.
 pub fn values(instance: &Instance) -> Result<BTreeMap<String, String>> {
-    let mut data = read_values(&root().join(CONFIG))?;
+    values_of(&root(), instance)
+}
+
+/// Returns a cluster's values for the version whose sources are in this folder: it may know fewer than this one.
+pub fn values_of(sources: &Path, instance: &Instance) -> Result<BTreeMap<String, String>> {
+    let mut data = read_values(&sources.join(CONFIG))?;
     // Uplinks are veths. The demo runs as a user would have it, the tests have transit at XDP where the uplinks can.
     let is_tests = is_tests(instance.name());
     let aggregation = if is_tests { "never" } else { "auto" };

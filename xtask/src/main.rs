@@ -42,6 +42,7 @@ mod soak;
 mod test;
 mod test_names;
 mod uninstall;
+mod upgrade;
 mod values;
 
 #[derive(Parser)]
@@ -135,6 +136,15 @@ enum Command {
         #[arg(long, default_value = "demo")]
         name: String,
     },
+    /// Have Helm install a former version on a cluster, upgrade it to this tree and roll it back, under traffic. Needs
+    /// root, and up to an hour for the builds
+    UpgradeFrom {
+        /// The former version: a tag, branch or commit that has charts/thuban
+        reference: String,
+        /// Leave the cluster up at the end
+        #[arg(long)]
+        keep: bool,
+    },
     /// Manage a real Kubernetes cluster of three nodes on this machine. Needs root
     Cluster {
         /// Name of the cluster: demo, test, or another short name
@@ -196,6 +206,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Values { env } => values::run(env)?,
         Command::Uninstall { name } => uninstall::run(&name)?,
+        Command::UpgradeFrom { reference, keep } => upgrade::run(&reference, keep)?,
         Command::Cluster { name, action } => return cluster::run(&name, action),
         Command::Deps => deps::ensure()?,
         Command::CniTools => cni_tools::ensure()?,
