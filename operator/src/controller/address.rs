@@ -133,10 +133,7 @@ impl Claimant<'_> {
         let mut lost: Vec<IpAddr> = self.refused.to_vec();
         loop {
             let pick = self.pick(family, ranges, &lost, context);
-            let (address, range) = pick.ok_or_else(|| ClaimError::Full {
-                network: self.network.name_any(),
-                family: family.name(),
-            })?;
+            let (address, range) = pick.ok_or_else(|| self.none_left(family, ranges, context))?;
             if self.try_claim(address, context).await? {
                 return Ok((address, range));
             }
@@ -144,6 +141,26 @@ impl Claimant<'_> {
             if lost.len() > MAX_LOST {
                 return Err(ClaimError::Taken { address });
             }
+        }
+    }
+
+    /// Returns why the network has no address for the endpoint: other VPCs may have the free ones on its droplet.
+    fn none_left(&self, family: Family, ranges: &[Cidr], context: &Context) -> ClaimError {
+        let (vpc, network) = (&self.network.spec.vpc, self.network.name_any());
+        let is_claimed = |address| {
+            let name = ip_claim_name(vpc, address);
+            context.stores.ip_claims.get(&ObjectRef::new(&name)).is_some()
+        };
+        let is_used = |address| context.hub.read(|world| world.is_used_on(self.droplet, address));
+        let free_elsewhere = propose(ranges, None, |address| is_claimed(address) || !is_used(address));
+        let family = family.name();
+        if self.droplet.is_empty() || free_elsewhere.is_none() {
+            return ClaimError::Full { network, family };
+        }
+        ClaimError::UsedOnNode {
+            network,
+            family,
+            node: self.droplet.to_owned(),
         }
     }
 

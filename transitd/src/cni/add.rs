@@ -63,7 +63,7 @@ fn exists(node: &Node, id: &AttachmentId) -> Result<(), AttachmentError> {
 }
 
 /// Reasons of refusals that often pass by themselves, because an address is freed: ADD waits, and then fails with them.
-const PASSING: [&str; 3] = ["AddressTaken", "ClaimDenied", "NetworkFull"];
+const PASSING: [&str; 4] = ["AddressInUseOnNode", "AddressTaken", "ClaimDenied", "NetworkFull"];
 
 async fn wait(node: &Node, request: &ValidatedAdd) -> Result<LocalEndpoint, AttachmentError> {
     let seconds = node.settings.add_deadline;

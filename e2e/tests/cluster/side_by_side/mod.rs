@@ -10,6 +10,7 @@ mod drops;
 mod dual_stack;
 mod egress;
 mod endpoint_moves;
+mod equal_tenants;
 mod hosts;
 mod isolation;
 mod load_balancers;

@@ -27,7 +27,13 @@ use crate::traces;
 
 /// Reasons of `Ready` by which an Endpoint has no address: ADD fails with them. It waits before, if they may pass
 /// (`PASSING` in transitd).
-const NO_ADDRESS: [&str; 4] = ["NetworkFull", "AddressUnfit", "AddressTaken", "ClaimDenied"];
+const NO_ADDRESS: [&str; 5] = [
+    "NetworkFull",
+    "AddressUnfit",
+    "AddressTaken",
+    "AddressInUseOnNode",
+    "ClaimDenied",
+];
 
 /// Brings the world up to date with the endpoint of a pod as its store has it now: the last caller shows the newest. An
 /// endpoint that is being deleted stays until its reconciler removes it. A Service's endpoint has its own workflow.

@@ -19,6 +19,15 @@ pub enum ClaimError {
          until addresses of deleted endpoints are free again"
     )]
     Full { network: String, family: &'static str },
+    #[error(
+        "other VPCs use all free {family} addresses of network {network:?} on node {node}; run the pod on another \
+         node, or append an {family} range to the network's spec.cidrs"
+    )]
+    UsedOnNode {
+        network: String,
+        family: &'static str,
+        node: String,
+    },
     #[error("address {address}: {wrong}")]
     Unfit { address: IpAddr, wrong: &'static str },
     #[error(
@@ -36,6 +45,7 @@ impl ClaimError {
     pub fn reason(&self) -> Option<&'static str> {
         match self {
             Self::Full { .. } => Some("NetworkFull"),
+            Self::UsedOnNode { .. } => Some("AddressInUseOnNode"),
             Self::Unfit { .. } => Some("AddressUnfit"),
             Self::Taken { .. } => Some("AddressTaken"),
             Self::Lost { .. } => None,
@@ -66,7 +76,7 @@ impl Category for ReconcileError {
     fn category(&self) -> &'static str {
         match self {
             Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.category(),
-            Self::Claim(ClaimError::Full { .. }) => "full",
+            Self::Claim(ClaimError::Full { .. } | ClaimError::UsedOnNode { .. }) => "full",
             Self::Claim(ClaimError::Unfit { .. } | ClaimError::Taken { .. } | ClaimError::Lost { .. }) => {
                 "address"
             }

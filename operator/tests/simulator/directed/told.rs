@@ -112,6 +112,78 @@ fn addresses_that_come_to_an_end_are_told_of() {
 }
 
 #[test]
+fn a_pod_hears_that_other_vpcs_have_all_addresses_on_its_node() {
+    check("used on the node", 1, async |simulation| {
+        begin(simulation, 1).await;
+        simulation.with(|state| {
+            let vpc = json!({
+                "metadata": {},
+                "spec": {"cidrs": ["10.0.0.0/16"], "dividers": 1, "allowedNamespaces": {}},
+            });
+            let _ = state.store.create(Kind::Vpc, "", "blue", vpc);
+            // Pods get one address of each.
+            for vpc in ["red", "blue"] {
+                let network = json!({
+                    "metadata": {},
+                    "spec": {"vpc": vpc, "cidrs": ["10.0.2.0/30"], "bouncers": 1, "allowedNamespaces": {}},
+                });
+                let _ = state
+                    .store
+                    .create(Kind::Network, "", &format!("tiny-{vpc}"), network);
+            }
+        });
+        until(simulation, "both networks are there", |state| {
+            ["tiny-red", "tiny-blue"]
+                .iter()
+                .all(|name| is_provisioned(state, Kind::Network, "", name))
+        })
+        .await;
+        let has_address = |state: &State, pod: &str| {
+            let mut endpoints = state.store.values(Kind::Endpoint);
+            endpoints.any(|endpoint| {
+                text(endpoint, "/spec/podRef/name") == pod && text(endpoint, "/status/phase") == "Provisioned"
+            })
+        };
+        let pods = [
+            ("a", "n0", "tiny-red"),
+            ("b", "n0", "tiny-blue"),
+            ("c", "n1", "tiny-blue"),
+        ];
+        let start = |(name, node, network): (&str, &str, &str)| {
+            simulation.with(|state| {
+                let annotations = json!({"thuban.dev/network": network});
+                add_pod(state, NAMESPACES[0], name, node, &annotations);
+            });
+        };
+        start(pods[0]);
+        until(simulation, "the first pod has the address", |state| {
+            has_address(state, "a")
+        })
+        .await;
+        start(pods[1]);
+        until(simulation, "the other VPC's pod hears why it has none", |state| {
+            is_refused(state, "n0", "AddressInUseOnNode")
+        })
+        .await;
+        start(pods[2]);
+        until(
+            simulation,
+            "its sibling has the address on another node",
+            |state| has_address(state, "c"),
+        )
+        .await;
+        for (name, ..) in pods {
+            delete(simulation, Kind::Pod, NAMESPACES[0], name);
+        }
+        for network in ["tiny-red", "tiny-blue"] {
+            delete(simulation, Kind::Network, "", network);
+        }
+        delete(simulation, Kind::Vpc, "", "blue");
+        end_everything(simulation).await;
+    });
+}
+
+#[test]
 fn pods_of_a_network_that_goes_hear_so_at_once() {
     check("leaving", 1, async |simulation| {
         begin(simulation, 1).await;
