@@ -1,23 +1,27 @@
 //! The dashboards of `charts/thuban/files/dashboards`: each query is one that Prometheus reads, each panel has words of
-//! its own, and each link to a runbook is an alert's.
+//! its own, and each link to a runbook is an alert's. [`ask`] tries all queries at a Prometheus that scrapes Thuban.
 
-use std::{collections::BTreeSet, fs, process::Command};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::PathBuf,
+    process::Command,
+};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
-use crate::build::{root, run_command};
+use crate::{
+    build::{root, run_command},
+    prometheus::Server,
+};
 
 const FOLDER: &str = "charts/thuban/files/dashboards";
 
 /// Checks all of them. `runbooks` are the addresses of the alerts' runbooks.
 pub fn check(runbooks: &BTreeSet<String>) -> Result<()> {
     let (mut uids, mut all) = (BTreeSet::new(), Vec::new());
-    for entry in fs::read_dir(root().join(FOLDER)).with_context(|| format!("reading {FOLDER}"))? {
-        let path = entry?.path();
-        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
-        let dashboard: Value =
-            serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+    for (path, dashboard) in read_all()? {
         let uid = dashboard["uid"].as_str().unwrap_or_default().to_owned();
         ensure!(
             uid.starts_with("thuban-") && uids.insert(uid.clone()),
@@ -44,6 +48,97 @@ pub fn check(runbooks: &BTreeSet<String>) -> Result<()> {
     fs::write(&file, serde_yaml_ng::to_string(&groups)?)
         .with_context(|| format!("writing {}", file.display()))?;
     run_command(Command::new("promtool").args(["check", "rules"]).arg(&file))
+}
+
+/// Asks a Prometheus all queries, and prints how many have series. Fails if a query names a metric that the processes
+/// which it scrapes don't have.
+pub fn ask(server: &Server) -> Result<()> {
+    let known = server.metrics()?;
+    ensure!(!known.is_empty(), "{server} has scraped nothing yet");
+    let (mut counts, mut quiet, mut wrong) = (BTreeMap::new(), Vec::new(), Vec::new());
+    for (_, dashboard) in read_all()? {
+        for panel in panels(&dashboard) {
+            let title = panel["title"].as_str().unwrap_or_default();
+            for target in panel["targets"].as_array().into_iter().flatten() {
+                let query = plain(target["expr"].as_str().context("a target without expr")?);
+                let verdict = judge(&query, !server.query(&query)?.is_empty(), &known);
+                *counts.entry(verdict.words()).or_insert(0) += 1;
+                match verdict {
+                    Verdict::Quiet => quiet.push(title.to_owned()),
+                    Verdict::Unknown(metric) => wrong.push(format!("{title}: {metric}")),
+                    Verdict::Series | Verdict::NotInstalled => {}
+                }
+            }
+        }
+    }
+    for (words, count) in counts {
+        println!("{count:>5} queries {words}");
+    }
+    if !quiet.is_empty() {
+        println!("without series now: {}", quiet.join("; "));
+    }
+    if !wrong.is_empty() {
+        bail!("no process has these metrics: {}", wrong.join("; "));
+    }
+    Ok(())
+}
+
+/// What came of a query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Verdict {
+    Series,
+    /// Its metrics exist, and have no series: what they count has not happened.
+    Quiet,
+    /// It is of a process that is not installed.
+    NotInstalled,
+    /// This metric does not exist.
+    Unknown(String),
+}
+
+impl Verdict {
+    fn words(&self) -> &'static str {
+        match self {
+            Self::Series => "have series",
+            Self::Quiet => "have none now: what they show has not happened",
+            Self::NotInstalled => "are of processes that are not scraped",
+            Self::Unknown(_) => "name an unknown metric",
+        }
+    }
+}
+
+/// Judges a query by the names of the metrics that exist.
+fn judge(query: &str, has_series: bool, known: &BTreeSet<String>) -> Verdict {
+    if has_series {
+        return Verdict::Series;
+    }
+    let words = query.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    for metric in words.filter(|word| word.starts_with("thuban_")) {
+        // Prometheus knows a histogram, and a counter of OpenMetrics, without these endings.
+        let endings = ["_bucket", "_count", "_sum", "_total"];
+        let mut names = endings.iter().filter_map(|ending| metric.strip_suffix(ending));
+        if known.contains(metric) || names.any(|name| known.contains(name)) {
+            continue;
+        }
+        let process: Vec<&str> = metric.splitn(3, '_').take(2).collect();
+        let process = format!("{}_", process.join("_"));
+        if known.iter().any(|name| name.starts_with(&process)) {
+            return Verdict::Unknown(metric.to_owned());
+        }
+        return Verdict::NotInstalled;
+    }
+    Verdict::Quiet
+}
+
+/// Returns all dashboards, each with its file.
+fn read_all() -> Result<Vec<(PathBuf, Value)>> {
+    let entries = fs::read_dir(root().join(FOLDER)).with_context(|| format!("reading {FOLDER}"))?;
+    let read = |entry: std::io::Result<fs::DirEntry>| -> Result<(PathBuf, Value)> {
+        let path = entry?.path();
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {}", path.display()))?;
+        let dashboard = serde_json::from_str(&text).with_context(|| format!("reading {}", path.display()))?;
+        Ok((path, dashboard))
+    };
+    entries.map(read).collect()
 }
 
 /// Returns the queries of a dashboard.
@@ -93,4 +188,34 @@ fn plain(query: &str) -> String {
         query = query.replace(&format!("${name}"), ".*");
     }
     query
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::{Verdict, judge};
+
+    #[test]
+    fn a_query_without_series_is_wrong_only_if_its_metric_is() {
+        let known = [
+            "thuban_operator_ack_seconds",
+            "thuban_operator_nacks",
+            "thuban_operator_leader",
+        ];
+        let known: BTreeSet<String> = known.map(str::to_owned).into();
+        let of = |query: &str| judge(query, false, &known);
+        assert_eq!(of("sum(rate(thuban_operator_nacks_total[5m]))"), Verdict::Quiet);
+        assert_eq!(
+            of("rate(thuban_operator_ack_seconds_bucket{le=\"1\"}[5m])"),
+            Verdict::Quiet
+        );
+        assert_eq!(
+            of("thuban_operator_leader == thuban_operator_lead"),
+            Verdict::Unknown("thuban_operator_lead".into())
+        );
+        assert_eq!(of("sum(thuban_speaker_peers)"), Verdict::NotInstalled);
+        assert_eq!(of("count(ALERTS)"), Verdict::Quiet);
+        assert_eq!(judge("thuban_operator_lead", true, &known), Verdict::Series);
+    }
 }

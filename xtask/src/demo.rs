@@ -69,6 +69,18 @@ pub fn run() -> Result<()> {
     Ok(())
 }
 
+/// Returns a tenant's pod of the demo that runs.
+pub fn first_pod(cluster: &Cluster) -> Result<Pod> {
+    let (network, vpc) = NETWORKS[0];
+    let node = cluster
+        .nodes()?
+        .into_iter()
+        .next()
+        .context("a cluster without nodes")?;
+    let found = pods::find(cluster, &[Wanted::new(vpc, network, &node, "")])?;
+    found.into_iter().next().context("no pod of the demo runs")
+}
+
 pub fn make_tenants(cluster: &Cluster) -> Result<Vec<Pod>> {
     for file in ["10-vpcs.yaml", "20-networks.yaml", "30-namespaces.yaml"] {
         let path = root().join("e2e/demo").join(file);

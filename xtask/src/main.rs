@@ -34,8 +34,10 @@ mod links;
 mod load_balancers;
 mod machine;
 mod manifests;
+mod observe;
 mod otlp;
 mod progress;
+mod prometheus;
 mod publish;
 mod removal;
 mod soak;
@@ -114,6 +116,15 @@ enum Command {
         /// lb: a load balancer instead of the tenants' matrix
         #[arg(value_parser = ["lb"])]
         what: Option<String>,
+    },
+    /// Run Prometheus beside the demo's cluster, ask it the dashboards' queries, and have real faults fire alerts.
+    /// Needs root
+    Observe,
+    /// Ask a Prometheus that scrapes Thuban all queries of the dashboards. Fails if a query names an unknown metric
+    Dashboards {
+        /// The Prometheus, as http://HOST:PORT
+        #[arg(long, value_name = "URL")]
+        check: prometheus::Server,
     },
     /// Apply the manifests of install/ to a local cluster
     Install {
@@ -204,6 +215,8 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
             }
             install::run(&name)?;
         }
+        Command::Observe => observe::run()?,
+        Command::Dashboards { check } => dashboards::ask(&check)?,
         Command::Values { env } => values::run(env)?,
         Command::Uninstall { name } => uninstall::run(&name)?,
         Command::UpgradeFrom { reference, keep } => upgrade::run(&reference, keep)?,
