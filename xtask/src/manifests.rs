@@ -45,14 +45,17 @@ pub fn run(check: bool) -> Result<()> {
     run_command(
         Command::new(helm()?)
             .args(["template", "thuban", "--namespace", NAMESPACE])
-            .args(["--set", "kustomize=true,loadBalancers.enabled=true"])
+            .args([
+                "--set",
+                "kustomize=true,loadBalancers.enabled=true,requireNetwork.enabled=true",
+            ])
             .arg("--output-dir")
             .arg(&output)
             .arg(&chart)
             .stdout(Stdio::null()),
     )?;
     let rendered = output.join("thuban/templates");
-    for folder in ["", "load-balancers"] {
+    for folder in ["", "load-balancers", "optional"] {
         for path in files_of(&rendered.join(folder))? {
             let name = path.file_name().unwrap_or_default();
             if name == CRDS {

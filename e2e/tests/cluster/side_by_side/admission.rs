@@ -357,3 +357,40 @@ fn a_range_that_is_appended_serves_and_a_bad_one_harms_nobody() {
         pods[2].name
     );
 }
+
+#[test]
+fn a_policy_that_ships_keeps_pods_out_of_the_default_network() {
+    const SPACE: &str = "consent";
+    let cluster = &tenants().cluster;
+    let path = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../install/optional/require-network.yaml"
+    );
+    // Namespaces of other tests stay as they are.
+    let policy = std::fs::read_to_string(path).unwrap();
+    let policy = policy.replace("operator: NotIn", "operator: In");
+    let own = policy.replace("[kube-system, thuban-system]", "[consent]");
+    assert_ne!(own, policy, "the binding's namespaces are written in another way");
+    apply(cluster, &[namespace_manifest(SPACE, None)]).unwrap();
+    cluster.kubectl_apply(&own).unwrap();
+    let create = |network: Option<&str>| {
+        let pod = netexec_manifest(SPACE, "pod", "node-a", network);
+        let created = apply(cluster, &[pod]);
+        delete(cluster, &["pod", "-n", SPACE, "pod"]).unwrap();
+        created.err().map(|error| format!("{error:#}"))
+    };
+    let wait = |what: &str, is_refused: bool| {
+        let answered = || Ok(create(None).is_some() == is_refused);
+        cluster.wait_for(what, Duration::from_secs(30), answered).unwrap();
+    };
+    wait("a pod without a network is refused", true);
+    let said = create(Some("default")).expect("a pod of the network `default` was made");
+    assert!(said.contains("thuban.dev/network"), "{said}");
+    assert_eq!(create(Some("red-web")), None);
+    apply(cluster, &[namespace_manifest(SPACE, Some("red-web"))]).unwrap();
+    wait("a pod of a namespace with a network is made", false);
+    for kind in ["validatingadmissionpolicybinding", "validatingadmissionpolicy"] {
+        delete(cluster, &[kind, "thuban-require-network"]).unwrap();
+    }
+    delete(cluster, &["namespace", SPACE]).unwrap();
+}
