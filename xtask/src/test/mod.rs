@@ -281,7 +281,8 @@ fn prepare() -> Result<()> {
     step("alerts", alerts::check)?;
     step("Helm", || {
         manifests::helm()?;
-        manifests::run(true)
+        manifests::run(true)?;
+        manifests::kustomize()
     })?;
     step("crane", publish::crane)?;
     step("collector of traces", otlp::ensure)?;
