@@ -170,3 +170,26 @@ pub fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)>
     }
     Ok((asked, lost))
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_yaml_ng::Value;
+
+    use super::{images, root};
+
+    #[test]
+    fn images_chart_and_kustomize_have_the_workspaces_version() {
+        let version = env!("CARGO_PKG_VERSION");
+        for image in [images::OPERATOR, images::TRANSITD, images::LOAD_BALANCERS] {
+            assert!(image.ends_with(&format!(":{version}")), "{image}");
+        }
+        let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+        let chart: Value = serde_yaml_ng::from_str(&read("charts/thuban/Chart.yaml")).unwrap();
+        assert_eq!(
+            (&chart["version"], &chart["appVersion"]),
+            (&version.into(), &version.into())
+        );
+        let kustomization = read("install/kustomization.yaml");
+        assert_eq!(kustomization.matches(&format!("newTag: {version}}}")).count(), 3);
+    }
+}
