@@ -38,8 +38,8 @@ super::reasons! {
         "another droplet has the node's address"
         => "give one of the nodes another address, or delete the other Node if it is gone";
     "AddressInUseOnNode", "Pod, Endpoint":
-        "an endpoint of another VPC has the address on the same node"
-        => "run the pod on another node";
+        "endpoints of other VPCs have the address, or all free addresses of the network, on the same node"
+        => "run the pod on another node, or append a range to spec.cidrs of the Network";
     "TooMany", "Service":
         "the Service asks for more than one address of a family"
         => "name at most one address of each family in thuban.dev/service-ip";
