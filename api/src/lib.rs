@@ -23,6 +23,7 @@ pub mod identifiers;
 pub mod ip_lease;
 pub mod ip_pool;
 pub mod network;
+pub mod path_trace;
 pub mod phase;
 pub mod policy_state;
 pub mod reasons;
@@ -48,6 +49,10 @@ pub use health_check::{HEALTH_CHECK_ANNOTATION, HealthCheck, HealthCheckType};
 pub use ip_lease::{IpLease, IpLeaseSpec, IpLeaseStatus, LeaseHolder, LeaseState};
 pub use ip_pool::{AnnounceBy, IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
+pub use path_trace::{
+    PathObject, PathProtocol, PathSource, PathStep, PathStepState, PathTarget, PathTrace, PathTraceSpec,
+    PathTraceStatus, PathVerdict,
+};
 pub use phase::Phase;
 pub use policy_state::{
     Denied, DeniedPeer, PacketDirection, PolicyState, PolicyStateSpec, PolicyStateStatus,
@@ -145,6 +150,7 @@ pub fn crds() -> Vec<CustomResourceDefinition> {
         IpClaim::crd(),
         VniClaim::crd(),
         PolicyState::crd(),
+        PathTrace::crd(),
     ]);
     for version in crds.iter_mut().flat_map(|crd| &mut crd.spec.versions) {
         default_phase(version);

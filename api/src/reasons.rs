@@ -5,6 +5,7 @@
 
 mod command_line;
 mod load_balancers;
+mod paths;
 mod table;
 
 use std::fmt::Write;
@@ -54,7 +55,12 @@ pub(crate) use reasons;
 
 /// Yields all reasons.
 pub fn all() -> impl Iterator<Item = &'static Reason> {
-    let tables = [table::REASONS, load_balancers::REASONS, command_line::REASONS];
+    let tables = [
+        table::REASONS,
+        load_balancers::REASONS,
+        paths::REASONS,
+        command_line::REASONS,
+    ];
     tables.into_iter().flatten()
 }
 

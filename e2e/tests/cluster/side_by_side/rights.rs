@@ -41,6 +41,8 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "networks.thuban.dev/status []: patch update",
         "nodes []: list watch",
         "nodes/finalizers []: update",
+        "pathtraces.thuban.dev []: delete list watch",
+        "pathtraces.thuban.dev/status []: patch update",
         "pods []: list watch",
         "policystates.thuban.dev []: create delete list watch",
         "policystates.thuban.dev/status []: patch update",
