@@ -16,6 +16,7 @@
 //! | `limits`, `set_room` | how much the NetworkPolicies of a namespace may say together |
 //! | `profile` | what a pod has that policies see, shared by pods that have the same |
 //! | `sets` | content of classes and sets, and their ids |
+//! | `decide` | what a set says of one packet, for people |
 //! | `served` | what sets say of services that nodes serve |
 //! | `registry` | the contents that a VPC has, by id |
 //! | `rollout` | the steps in which the endpoints of a VPC pass from old policies to new ones |
@@ -23,6 +24,7 @@
 
 mod cluster_policy;
 mod compiled;
+mod decide;
 mod group;
 mod index;
 mod limits;
@@ -49,6 +51,7 @@ use thuban_rows::NamedPort;
 
 pub use cluster_policy::Node;
 pub use compiled::Direction;
+pub use decide::{Decision, Peer};
 pub use group::{NETWORK_LABEL, VPC_LABEL};
 pub use limits::Refused;
 pub use malformed::{Malformed, Problem};

@@ -10,8 +10,8 @@ use thuban_rows::{Class, MAX_RULES, NamedPort, PolicyPorts, PolicySet};
 
 use super::oracle::{End, Generator, NAMESPACES, Objects, Packet, Pod, read_set};
 use super::{
-    Applied, BackendKind, ClassContent, Direction, Labels, Malformed, Node, Policies, Problem, Served,
-    ServedBackend, ServedPort, SetContent, Touched,
+    Applied, BackendKind, ClassContent, Decision, Direction, Labels, Malformed, Node, Peer, Policies,
+    Problem, Served, ServedBackend, ServedPort, SetContent, Touched,
 };
 
 fn labels(pairs: &[(&str, &str)]) -> Labels {
@@ -445,6 +445,20 @@ fn judge(random: &mut Generator, objects: &Objects, policies: &Policies, judged:
         let expected = objects.accept(&packet, is_egress);
         let report = || format!("is_egress {is_egress} {packet:#?}\n{set:#?}\n{class:#?}\n{objects:#?}");
         assert_eq!(given, expected, "{}", report());
+        if let Some(set) = set {
+            let plain = ClassContent::default();
+            let mut peer = Peer {
+                class: class.unwrap_or(&plain),
+                address: ends[other].address.unwrap(),
+                protocol: packet.protocol,
+                port: Some(packet.port),
+            };
+            assert_eq!(set.decide(&peer) == Decision::Accepts, given, "{}", report());
+            peer.port = None;
+            let without_port = set.decide(&peer);
+            let is_same = (without_port == Decision::Accepts) == given;
+            assert!(without_port == Decision::DependsOnPort || is_same, "{}", report());
+        }
         if set.is_some() {
             judged.0[usize::from(given)] += 1;
         }
