@@ -163,7 +163,7 @@ impl PathVerdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PathStep {
-    /// The part: `source`, `target`, `service`, `egress`, `policies`, `droplets` or `rows`.
+    /// The part: `source`, `target`, `backends`, `egress`, `policies`, `droplets`, `rows` or `service`.
     pub name: String,
     /// `ok`, `fail` or `unknown`.
     pub state: PathStepState,

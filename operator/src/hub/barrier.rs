@@ -279,7 +279,7 @@ impl State {
 }
 
 /// Whether a droplet that lives has acked all of its rows.
-fn serves(rows: &[(String, Key)], state: &State, now: u64) -> bool {
+pub(super) fn serves(rows: &[(String, Key)], state: &State, now: u64) -> bool {
     let mut serving: BTreeMap<&String, bool> = BTreeMap::new();
     for (droplet, key) in rows {
         let serves = serving.entry(droplet).or_insert_with(|| {

@@ -9,6 +9,7 @@ mod checks;
 mod denials;
 mod full;
 mod missing;
+mod paths;
 mod policy;
 mod rests;
 mod sessions;

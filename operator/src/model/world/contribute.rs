@@ -110,7 +110,7 @@ impl World {
 
     /// Returns the ranges that pods of a VPC can't reach though they reach outside: nodes, addresses that no packet may
     /// leave for, and the VPC of nodes.
-    fn closed_to(&self, vpc: &Vpc) -> Vec<String> {
+    pub(super) fn closed_to(&self, vpc: &Vpc) -> Vec<String> {
         if !vpc.egress || vpc.host_access {
             return Vec::new();
         }

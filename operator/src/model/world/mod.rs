@@ -5,6 +5,7 @@
 
 mod contribute;
 mod flush;
+pub mod path;
 mod policy;
 mod roles;
 mod served;

@@ -450,6 +450,16 @@ impl World {
         self.dirty.extend(vpcs.into_iter().map(Owner::Vpc));
     }
 
+    /// Yields the scaled Endpoints of the Service of a name: several for a moment, if it was made again.
+    pub(super) fn services_named(
+        &self,
+        namespace: &str,
+        service: &str,
+    ) -> impl Iterator<Item = &EndpointName> {
+        let key = (namespace.to_owned(), service.to_owned());
+        self.services.by_name.get(&key).into_iter().flatten()
+    }
+
     /// Yields (name of the Service, its scaled Endpoint).
     fn services_of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&str, &EndpointName)> {
         let from = (namespace.to_owned(), String::new());

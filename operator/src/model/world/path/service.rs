@@ -1,0 +1,260 @@
+//! Packets to a Service: whether the source's VPC reaches it, and whether its backends take them.
+
+use std::net::IpAddr;
+
+use thuban_rows::{Backend, Port, SHARED_SERVICE_GROUP};
+
+use super::{Cause, Found, Goal, Packet, Path, Place, for_all, no, unknown};
+use crate::model::policy::{ClassContent, Direction};
+use crate::model::rows::Key;
+use crate::model::service::protocol_name;
+use crate::model::world::{EndpointName, Service};
+
+/// How many backends are looked at.
+const MAX_BACKENDS: usize = 16;
+
+/// How a pod reaches a Service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// Droplets send packets to backends of the pod's own VPC.
+    Within,
+    /// The pod's node sends packets on, to backends in the Service's VPC.
+    ByNode,
+    /// As before, to backends outside of all VPCs.
+    ByNodeOutside,
+}
+
+/// An address of a Service that the source reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct Reached<'a> {
+    name: &'a EndpointName,
+    service: &'a Service,
+    address: IpAddr,
+    ports: &'a [Port],
+    way: Way,
+    /// The port that is asked about; none until it is chosen.
+    port: Option<&'a Port>,
+}
+
+impl<'a> Path<'a> {
+    /// Finds a Service by its name.
+    pub(super) fn named_service(&self, source: &Place<'a>, namespace: &str, name: &str) -> Found<Goal<'a>> {
+        let (world, vpc) = (self.world, &source.network.vpc);
+        let known: Vec<&'a EndpointName> = world.services_named(namespace, name).collect();
+        let reached = known.iter().copied().find_map(|name| {
+            let tables = &world.service(name)?.tables;
+            let mut addresses = tables.iter().map(|(address, _)| *address);
+            addresses.find_map(|address| {
+                source.address_of(address.is_ipv6())?;
+                self.reached(source, name, address)
+            })
+        });
+        match reached {
+            Some(reached) => self.port_of(reached),
+            None if namespace == self.asker() && known.is_empty() => {
+                let message = format!("there is no Service {name} with an address in namespace {namespace}");
+                Err(no(Cause::ServiceNotFound, message))
+            }
+            None => {
+                let message = format!("VPC {vpc} reaches no Service {namespace}/{name}");
+                Err(no(Cause::ServiceNotReached, message))
+            }
+        }
+    }
+
+    /// Returns how the source reaches an address of a Service.
+    pub(super) fn reached(
+        &self,
+        source: &Place<'a>,
+        name: &'a EndpointName,
+        address: IpAddr,
+    ) -> Option<Reached<'a>> {
+        let world = self.world;
+        let service = world.service(name)?;
+        let network = source.network;
+        let mut by_node = world.node_services_of(&network.vpc, source.vpc);
+        let by_node = by_node.find(|(known, told)| std::ptr::eq(*known, service) && told.address == address);
+        let (ports, way) = match by_node {
+            Some((_, told)) if told.inside => (told.ports, Way::ByNode),
+            Some((_, told)) => (told.ports, Way::ByNodeOutside),
+            None => {
+                let home = world.networks.get(&service.network)?;
+                if home.vpc != network.vpc || service.by_node {
+                    return None;
+                }
+                let (_, ports) = service.tables.iter().find(|(known, _)| *known == address)?;
+                (&ports[..], Way::Within)
+            }
+        };
+        Some(Reached {
+            name,
+            service,
+            address,
+            ports,
+            way,
+            port: None,
+        })
+    }
+
+    /// Chooses the port of a Service.
+    pub(super) fn port_of(&self, reached: Reached<'a>) -> Found<Goal<'a>> {
+        let (namespace, name) = (&reached.name.0, &reached.service.name);
+        let served: Vec<String> = reached.ports.iter().map(port_text).collect();
+        let served = if namespace == self.asker() {
+            format!("; it has {}", served.join(", "))
+        } else {
+            String::new()
+        };
+        let port = match (self.question.port, reached.ports) {
+            (Some(number), ports) => {
+                let wanted = (self.question.protocol, number);
+                let mut ports = ports.iter();
+                ports.find(|port| (port.protocol, port.port) == wanted)
+            }
+            (None, [only]) => Some(only),
+            (None, []) => None,
+            (None, _) => {
+                let message = format!("Service {namespace}/{name} has several ports{served}");
+                return Err(unknown(Cause::PortNeeded, message));
+            }
+        };
+        let Some(port) = port else {
+            let message = format!("Service {namespace}/{name} does not serve the port{served}");
+            return Err(no(Cause::PortNotServed, message));
+        };
+        let message = format!(
+            "Service {namespace}/{name}, {}, {}",
+            reached.address,
+            port_text(port)
+        );
+        let reached = Reached {
+            port: Some(port),
+            ..reached
+        };
+        Ok((Goal::Service(reached), message))
+    }
+
+    /// Judges packets to a Service.
+    pub(super) fn to_service(&mut self, source: &Place<'a>, reached: &Reached<'a>) -> Option<()> {
+        let found = self.backends(source, reached);
+        let backends = self.note("backends", found)?;
+        let served = Packet {
+            is_v6: reached.address.is_ipv6(),
+            protocol: reached.port.map_or(self.question.protocol, |port| port.protocol),
+            port: reached.port.map(|port| port.port),
+        };
+        let packet = |backend: &Backend| Packet {
+            port: Some(backend.port),
+            ..served
+        };
+        if reached.way == Way::Within {
+            let vni = source.vpc.vni;
+            let place = |backend: &Backend| {
+                let name = self.world.holder(vni, backend.address)?;
+                Some((self.world.place(name, self.asker())?, packet(backend)))
+            };
+            let targets: Vec<(Place<'a>, Packet)> = backends.iter().filter_map(place).collect();
+            self.arrive(source, &targets)?;
+            let found = self.service_rows(reached);
+            return self.note("service", found);
+        }
+        let found = self.policies_of_sender(source, reached.address, served);
+        let found = found.and_then(|fine| {
+            if reached.way == Way::ByNode {
+                for_all(&backends, |backend| {
+                    self.shared_backend(source, reached, backend, packet(backend))
+                })?;
+            }
+            Ok(fine)
+        });
+        self.note("policies", found)?;
+        let found = self.droplets(source, None);
+        self.note("droplets", found)?;
+        let key = Key::NodeService(source.vpc.vni, reached.address);
+        let found = self.row(source, &key).and_then(|()| self.rows(source, None));
+        self.note("rows", found)
+    }
+
+    /// Returns the backends that new connections of the source get.
+    fn backends(&self, source: &Place<'a>, reached: &Reached<'a>) -> Found<Vec<Backend>> {
+        let name = format!("{}/{}", reached.name.0, reached.service.name);
+        let backends = reached.port.into_iter().flat_map(|port| port.backends.iter());
+        let mut backends: Vec<Backend> = backends.copied().collect();
+        if backends.is_empty() {
+            let message = format!("no backend of Service {name} is ready");
+            return Err(no(Cause::NoBackends, message));
+        }
+        let is_local = reached.port.is_some_and(|port| port.local);
+        let home = |backend: &Backend| reached.service.homes.get(&backend.address);
+        let droplet = &source.endpoint.droplet;
+        backends.retain(|backend| !is_local || home(backend) == Some(droplet));
+        if backends.is_empty() {
+            let message =
+                format!("packets to Service {name} stay on their node, and {droplet} has no backend");
+            return Err(no(Cause::NoBackends, message));
+        }
+        let count = backends.len();
+        backends.truncate(MAX_BACKENDS);
+        let message = if count > MAX_BACKENDS {
+            format!("{count} ready; the first {MAX_BACKENDS} are looked at")
+        } else {
+            format!("{count} ready")
+        };
+        Ok((backends, message))
+    }
+
+    /// Judges what a backend in another VPC receives of clients by the shared Service. It sees the client's node.
+    fn shared_backend(
+        &self,
+        source: &Place<'a>,
+        reached: &Reached<'a>,
+        backend: &Backend,
+        packet: Packet,
+    ) -> Found<()> {
+        let vni = self.world.network_vni(&reached.service.network);
+        let name = vni.and_then(|vni| self.world.holder(vni, backend.address));
+        let place = name.and_then(|name| self.world.place(name, self.asker()));
+        let Some(place) = place else {
+            return Ok(((), String::new()));
+        };
+        let Some(node) = self.node_address(&place, source, packet.is_v6) else {
+            let message = "the node of the source has no address for the Service's pods".to_owned();
+            return Err(unknown(Cause::NotProvisioned, message));
+        };
+        let class = ClassContent {
+            groups: [SHARED_SERVICE_GROUP].into(),
+            ..ClassContent::default()
+        };
+        self.judge(&place, Direction::Ingress, (&class, node), packet)?;
+        Ok(((), String::new()))
+    }
+
+    /// Returns the address that the source's node has in the VPC of a backend.
+    fn node_address(&self, backend: &Place<'a>, source: &Place<'a>, is_v6: bool) -> Option<IpAddr> {
+        let world = self.world;
+        let networks = world.networks.iter();
+        let networks = networks.filter(|(_, network)| network.vpc == backend.network.vpc);
+        let droplets = networks.filter_map(|(name, _)| world.members.get(name));
+        let residents = droplets.filter_map(|droplets| droplets.get(&source.endpoint.droplet));
+        let mut places = residents
+            .flatten()
+            .filter_map(|name| world.place(name, self.asker()));
+        let host = places.find(|place| place.endpoint.is_host)?;
+        host.address_of(is_v6)
+    }
+
+    /// Looks at the rows by which bouncers know a Service.
+    fn service_rows(&self, reached: &Reached<'a>) -> Found<()> {
+        let rows = self.world.service_rows(reached.name);
+        if rows.is_empty() || self.delivery.is_served(&rows) {
+            return Ok(((), "a bouncer knows the Service".to_owned()));
+        }
+        let message = "no bouncer works that knows the Service".to_owned();
+        Err(unknown(Cause::RolesNotServing, message))
+    }
+}
+
+fn port_text(port: &Port) -> String {
+    let protocol = protocol_name(port.protocol).unwrap_or("unknown");
+    format!("{}/{protocol}", port.port)
+}
