@@ -14,6 +14,7 @@ use thuban_api::{Endpoint, GROUP, IpClaim, Network, Phase, Vpc};
 use crate::controller::cache::claim_locks::ClaimLocks;
 use crate::controller::cache::index::Index;
 use crate::controller::cache::last_seen::LastSeen;
+use crate::controller::cache::path_traces::PathTraces;
 use crate::controller::cache::placements::Placements;
 use crate::controller::cache::policies_told::PoliciesTold;
 use crate::controller::cache::reservations::Reservations;
@@ -87,6 +88,7 @@ pub struct Context {
     pub index: Index,
     pub slices: Slices,
     pub policies_told: PoliciesTold,
+    pub path_traces: PathTraces,
     /// The rate limit of writes that only update numbers in statuses.
     pub counts: RateLimit,
     pub heartbeats: Heartbeats,
@@ -118,6 +120,7 @@ impl Context {
             index: Index::default(),
             slices: Slices::default(),
             policies_told: PoliciesTold::default(),
+            path_traces: PathTraces::default(),
             counts: RateLimit::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
             heartbeats: Heartbeats::default(),
             clocks: Clocks::default(),

@@ -27,6 +27,7 @@ mod network;
 mod network_policy;
 mod observe;
 mod parent;
+mod path_trace;
 mod policy_state;
 mod ranges;
 pub mod role;

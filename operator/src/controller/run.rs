@@ -25,7 +25,7 @@ use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
 use crate::controller::{
     attach, claim, cluster_network_policy, droplet, dropped, heartbeat_owners, network, network_policy,
-    observe, policy_state, role, service, vip_members, vni_claim, vpc,
+    observe, path_trace, policy_state, role, service, vip_members, vni_claim, vpc,
 };
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
@@ -41,6 +41,12 @@ const METADATA: [&str; 2] = ["169.254.0.0/16", "fd00:ec2::254/128"];
 /// Names each kind once: what is kept of its objects, what a change of one means, and who reconciles them. `optional`
 /// takes the kinds that not every API server has.
 fn register(kinds: &mut Kinds, optional: &mut Kinds, triggers: &mut Triggers) -> Stores {
+    optional.register(
+        &mut triggers.path_traces,
+        strip::any,
+        path_trace::on_change,
+        path_trace::reconcile,
+    );
     Stores {
         pods: kinds.register(&mut triggers.pods, strip::pod, observe::on_pod, pod::reconcile),
         namespaces: kinds.watch(strip::namespace, observe::on_namespace),

@@ -3,7 +3,7 @@
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::runtime::reflector::{Lookup, ObjectRef};
 use thuban_api::{
-    Bouncer, ClusterNetworkPolicy, Divider, Droplet, Endpoint, IpClaim, Network, VniClaim, Vpc,
+    Bouncer, ClusterNetworkPolicy, Divider, Droplet, Endpoint, IpClaim, Network, PathTrace, VniClaim, Vpc,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
@@ -61,6 +61,7 @@ pub struct Triggers {
     pub service_cidrs: Trigger<ServiceCIDR>,
     pub network_policies: Trigger<NetworkPolicy>,
     pub cluster_policies: Trigger<ClusterNetworkPolicy>,
+    pub path_traces: Trigger<PathTrace>,
 }
 
 impl Triggers {
@@ -105,6 +106,10 @@ impl Triggers {
 
     pub fn cluster_policy(&self, name: &str) {
         self.cluster_policies.wake(ObjectRef::new(name));
+    }
+
+    pub fn path_trace(&self, namespace: &str, name: &str) {
+        self.path_traces.wake(ObjectRef::new(name).within(namespace));
     }
 
     pub(super) fn waiter(&self, waiter: &Waiter) {

@@ -331,6 +331,7 @@ fn end_namespaces(state: &mut State) {
             Kind::Endpoint,
             Kind::NetworkPolicy,
             Kind::PolicyState,
+            Kind::PathTrace,
             Kind::Event,
         ] {
             let within: Vec<_> = state

@@ -14,6 +14,7 @@ pub enum Kind {
     IpClaim,
     VniClaim,
     PolicyState,
+    PathTrace,
     Service,
     EndpointSlice,
     NetworkPolicy,
@@ -24,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Pod,
         Self::Namespace,
         Self::Node,
@@ -37,6 +38,7 @@ impl Kind {
         Self::IpClaim,
         Self::VniClaim,
         Self::PolicyState,
+        Self::PathTrace,
         Self::Service,
         Self::EndpointSlice,
         Self::NetworkPolicy,
@@ -59,6 +61,7 @@ impl Kind {
             Self::IpClaim => "IpClaim",
             Self::VniClaim => "VniClaim",
             Self::PolicyState => "PolicyState",
+            Self::PathTrace => "PathTrace",
             Self::Service => "Service",
             Self::EndpointSlice => "EndpointSlice",
             Self::NetworkPolicy => "NetworkPolicy",
@@ -82,6 +85,7 @@ impl Kind {
             Self::IpClaim => "ipclaims",
             Self::VniClaim => "vniclaims",
             Self::PolicyState => "policystates",
+            Self::PathTrace => "pathtraces",
             Self::Service => "services",
             Self::EndpointSlice => "endpointslices",
             Self::NetworkPolicy => "networkpolicies",

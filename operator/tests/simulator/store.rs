@@ -234,6 +234,7 @@ impl Store {
                 | Kind::EndpointSlice
                 | Kind::NetworkPolicy
                 | Kind::PolicyState
+                | Kind::PathTrace
                 | Kind::Event
         ) {
             let space = self.value(Kind::Namespace, "", namespace).ok_or(NOT_FOUND)?;

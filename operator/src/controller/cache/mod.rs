@@ -4,6 +4,7 @@
 pub mod claim_locks;
 pub mod index;
 pub mod last_seen;
+pub mod path_traces;
 pub mod placements;
 pub mod policies_told;
 pub mod reservations;
