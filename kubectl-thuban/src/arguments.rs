@@ -11,6 +11,7 @@ const EXAMPLES: &str = "Examples:
   kubectl thuban status --wait=300       the same, once all is well or after 300 s
   kubectl thuban check -o json           what may go wrong, for a program
   kubectl thuban tree red                VPC red: its networks, bouncers, dividers, pods
+  kubectl thuban why web-0 db-0:5432     what keeps packets of web-0 from db-0
   kubectl thuban explain NetworkFull     what a reason means
 
 Exit status: 0 if all is well, 1 if something was found, 2 if something could not be looked at.";
@@ -29,6 +30,15 @@ const TREE_EXAMPLES: &str = "Examples:
 const ENDPOINTS_EXAMPLES: &str = "Examples:
   kubectl thuban endpoints               those of the context's namespace
   kubectl thuban endpoints -A -o wide    all of them, with the messages of those that wait";
+const WHY_EXAMPLES: &str = "Examples:
+  kubectl thuban why web-0 db-0:5432               pods of the context's namespace
+  kubectl thuban why red/web-0 blue/db-0           the target is in another namespace
+  kubectl thuban why red/web-0 svc/shop:80         a Service of the namespace red
+  kubectl thuban why red/web-0 10.0.2.4:53/udp     an address
+  kubectl thuban why red/web-0 '[fd00:2::4]:443'   an IPv6 address with a port
+
+The first line begins with OK, NO or UNKNOWN: exit status 0, 1 or 2. The operator answers by what it knows; no packet
+is sent. You need the right to create and delete PathTraces in the source's namespace, as the role edit has it.";
 const EXPLAIN_EXAMPLES: &str = "Examples:
   kubectl thuban explain NamespaceNotAllowed    a reason of a condition or an event
   kubectl thuban explain outside_vpc            a reason of `transitd counters` and `transitd trace`";
@@ -41,7 +51,7 @@ const COMPLETIONS_EXAMPLES: &str = "Examples:
 
 The script completes the words of `kubectl-thuban`.";
 
-/// Says how Thuban stands in a cluster, and why. It changes nothing.
+/// Says how Thuban stands in a cluster, and why. It changes nothing; `why` makes an object and deletes it.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-thuban",
@@ -112,6 +122,15 @@ pub enum Verb {
     /// Lists endpoints, and why some are not Provisioned.
     #[command(after_help = ENDPOINTS_EXAMPLES)]
     Endpoints,
+    /// Says what keeps packets of a pod from a pod, a Service or an address.
+    #[command(after_help = WHY_EXAMPLES)]
+    Why {
+        /// The pod that sends: POD or NAMESPACE/POD.
+        source: String,
+        /// The target: POD, NAMESPACE/POD, svc/SERVICE, svc/NAMESPACE/SERVICE or an address, and behind it :PORT or
+        /// :PORT/PROTOCOL.
+        target: String,
+    },
     /// Says what a reason means, and what to do about it.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain {

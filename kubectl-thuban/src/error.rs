@@ -20,6 +20,17 @@ pub enum CliError {
     },
     #[error("there is no VPC {0}: kubectl thuban tree lists all")]
     NoVpc(String),
+    #[error("{0:?} is no pod: write POD or NAMESPACE/POD")]
+    NoSource(String),
+    #[error(
+        "{0:?} is no target: write [NAMESPACE/]POD, svc/[NAMESPACE/]SERVICE or an address, and behind it :PORT or \
+         :PORT/PROTOCOL if you like"
+    )]
+    NoTarget(String),
+    #[error("you may not {verb} pathtraces.thuban.dev in namespace {namespace}: its role edit allows it")]
+    MayNotAsk { verb: &'static str, namespace: String },
+    #[error("the API server has no pathtraces.thuban.dev: is this version of Thuban installed?")]
+    NoPathTraces,
     #[error("no reason is called {name}; {}", suggest(.similar))]
     UnknownReason {
         name: String,

@@ -1,5 +1,5 @@
-//! Reads the objects of reports from the API server. What the user may not read, or what the API server lacks, is
-//! remembered as unseen; any other failure is an error.
+//! Reads the objects of reports from the API server, and asks the operator about paths. What the user may not read, or
+//! what the API server lacks, is remembered as unseen; any other failure is an error.
 
 use std::fmt::Debug;
 use std::time::Duration;
@@ -8,20 +8,28 @@ use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::networking::v1::ServiceCIDR;
-use kube::api::ListParams;
+use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::core::Status;
+use kube::{Api, Client, Config, ResourceExt};
 use serde::de::DeserializeOwned;
-use thuban_api::{Bouncer, Divider, Droplet, Endpoint, Network, OPERATOR_LEASE, Vpc};
+use thuban_api::{
+    Bouncer, Divider, Droplet, Endpoint, Network, OPERATOR_LEASE, PathTrace, PathTraceStatus, Vpc,
+};
+use tokio::time::{Instant, sleep};
 
 use crate::arguments::Connection;
 use crate::error::CliError;
 use crate::objects::{
     CheckObjects, ControlPlane, Endpoints, Seen, StatusObjects, Surroundings, Tenancy, Unseen,
 };
+use crate::why::Question;
 
 /// How long the API server may take to answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long the operator may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+const ANSWER_PAUSE: Duration = Duration::from_millis(100);
 /// The name of the operator's Deployment, and of its pods in their label.
 const OPERATOR: &str = "thuban-operator";
 
@@ -172,6 +180,43 @@ impl Cluster {
         })
     }
 
+    /// Returns the namespace of objects that are named without one.
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// Asks the operator. Returns none if it does not answer in time.
+    pub async fn ask(&self, question: &Question) -> Result<Option<PathTraceStatus>, CliError> {
+        let namespace = question.namespace.as_str();
+        let traces: Api<PathTrace> = Api::namespaced(self.client.clone(), namespace);
+        let mut trace = PathTrace::new("", question.spec());
+        trace.metadata.name = None;
+        trace.metadata.generate_name = Some("why-".to_owned());
+        let made = Box::pin(traces.create(&PostParams::default(), &trace)).await;
+        let name = made
+            .map_err(|error| not_asked(error, "create", namespace))?
+            .name_any();
+        let answer = answer(&traces, &name).await;
+        // If that fails, the operator deletes it later.
+        let _ = Box::pin(traces.delete(&name, &DeleteParams::default())).await;
+        answer.map_err(|error| not_asked(error, "get", namespace))
+    }
+
+    /// Returns the Endpoint of a pod, if the user may see it.
+    pub async fn endpoint_of(&self, namespace: &str, pod: &str) -> Result<Option<Endpoint>, CliError> {
+        let endpoints: Api<Endpoint> = Api::namespaced(self.client.clone(), namespace);
+        let listed = list(endpoints, "endpoints.thuban.dev").await?;
+        let is_its = |endpoint: &Endpoint| {
+            let current = endpoint
+                .status
+                .as_ref()
+                .and_then(|status| status.pod_ref.as_ref());
+            let holder = endpoint.spec.pod_ref.as_ref().or(current);
+            holder.is_some_and(|holder| holder.name == pod)
+        };
+        Ok(listed.ok().into_iter().flatten().find(is_its))
+    }
+
     fn all<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = ()>,
@@ -207,6 +252,46 @@ where
     seen(Box::pin(api.get_opt(name)).await, "get", resource)
 }
 
+/// Waits for the answer to a question. None: it did not come, or somebody deleted the question.
+async fn answer(traces: &Api<PathTrace>, name: &str) -> Result<Option<PathTraceStatus>, kube::Error> {
+    let end = Instant::now() + ANSWER_TIMEOUT;
+    while Instant::now() < end {
+        let trace = Box::pin(traces.get_opt(name)).await?;
+        let Some(trace) = trace else {
+            return Ok(None);
+        };
+        if let Some(status) = trace.status.filter(|status| status.verdict.is_some()) {
+            return Ok(Some(status));
+        }
+        sleep(ANSWER_PAUSE).await;
+    }
+    Ok(None)
+}
+
+/// Returns why nothing could be asked.
+fn not_asked(error: kube::Error, verb: &'static str, namespace: &str) -> CliError {
+    match error {
+        kube::Error::Api(status) if status.code == 403 => CliError::MayNotAsk {
+            verb,
+            namespace: namespace.to_owned(),
+        },
+        kube::Error::Api(status) if status.code == 404 && !is_of_namespaces(&status) => {
+            CliError::NoPathTraces
+        }
+        kube::Error::Api(status) if !status.message.is_empty() => CliError::Refused(status),
+        error => CliError::Api {
+            resource: "pathtraces.thuban.dev",
+            error,
+        },
+    }
+}
+
+/// Whether the namespace is missing, and not the kind.
+fn is_of_namespaces(status: &Status) -> bool {
+    let details = status.details.as_ref();
+    details.is_some_and(|details| details.kind == "namespaces")
+}
+
 /// Tells what the user may not see from what failed. The code says it: an API server without a kind answers 404 without
 /// a reason.
 fn seen<T>(
@@ -227,7 +312,7 @@ fn seen<T>(
 mod tests {
     use kube::core::Status;
 
-    use super::seen;
+    use super::{not_asked, seen};
     use crate::error::CliError;
     use crate::objects::Unseen;
 
@@ -252,5 +337,16 @@ mod tests {
             Err(CliError::Refused(_))
         ));
         assert_eq!(seen(Ok(7), "list", "nodes").unwrap(), Ok(7));
+    }
+
+    #[test]
+    fn a_question_that_is_not_taken_says_why() {
+        let refused = |code| {
+            let error = answer(code).unwrap_err();
+            not_asked(error, "create", "red").to_string()
+        };
+        assert!(refused(403).starts_with("you may not create pathtraces.thuban.dev in namespace red"));
+        assert!(refused(404).starts_with("the API server has no pathtraces.thuban.dev"));
+        assert_eq!(refused(422), "said");
     }
 }

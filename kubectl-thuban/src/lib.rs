@@ -1,7 +1,8 @@
 //! kubectl thuban: reads objects ([`fetch`]), judges them ([`status`], [`check`], [`tree`], [`endpoints`]), and prints
 //! reports ([`render`]). The judgements are pure: lists of objects in, a report out.
 //!
-//! It changes nothing, and works by the rights of its user. What these don't allow is named, and the rest is shown.
+//! It works by the rights of its user. What these don't allow is named, and the rest is shown. It changes nothing, but
+//! for [`why`], which makes a PathTrace and deletes it.
 
 pub mod arguments;
 pub mod check;
@@ -20,14 +21,17 @@ mod testing;
 pub mod tree;
 pub mod version;
 mod wait;
+pub mod why;
 
 use clap::CommandFactory;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::arguments::{Arguments, Connection, Format, Verb};
+use crate::endpoints::Row;
 use crate::error::CliError;
 use crate::fetch::{Cluster, Scope};
 use crate::report::Verdict;
+use crate::why::{Answer, Question};
 
 /// The name of the program, which shells complete.
 const PROGRAM: &str = "kubectl-thuban";
@@ -49,6 +53,7 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, CliError> {
         Verb::Check => check_cluster(&connection, output).await,
         Verb::Tree { vpc } => show_tree(&connection, output, vpc).await,
         Verb::Endpoints => list_endpoints(&connection, output).await,
+        Verb::Why { source, target } => ask_why(&connection, output, &source, &target).await,
         Verb::Explain { reason } => explain_reason(output, reason),
         Verb::Version => show_versions(&connection, output).await,
         Verb::Completions { shell } => {
@@ -100,6 +105,24 @@ async fn list_endpoints(connection: &Connection, output: Format) -> Result<Verdi
     let listing = endpoints::listing(&cluster.endpoints(scope).await?);
     render::print(output, &listing, |style| render::endpoints(&listing, style))?;
     Ok(listing.verdict)
+}
+
+async fn ask_why(
+    connection: &Connection,
+    output: Format,
+    source: &str,
+    target: &str,
+) -> Result<Verdict, CliError> {
+    let cluster = Cluster::connect(connection).await?;
+    let question = Question::read(source, target, cluster.namespace())?;
+    let mut answer = Answer::new(&question, cluster.ask(&question).await?);
+    if let Some((namespace, pod)) = answer.withheld(&question)
+        && let Some(endpoint) = cluster.endpoint_of(namespace, pod).await?
+    {
+        answer.add_place(&Row::of(&endpoint));
+    }
+    render::print(output, &answer, |style| render::answer(&answer, style))?;
+    Ok(answer.outcome())
 }
 
 fn explain_reason(output: Format, name: String) -> Result<Verdict, CliError> {

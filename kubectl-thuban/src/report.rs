@@ -10,6 +10,7 @@ pub const PLUGIN: &str = env!("CARGO_PKG_VERSION");
 /// Kinds in the table of reasons, for what no condition says.
 pub const STATUS: &str = "kubectl thuban status";
 pub const CHECK: &str = "kubectl thuban check";
+pub const WHY: &str = "kubectl thuban why";
 /// How many problems the one line of a part names.
 const NAMED: usize = 2;
 

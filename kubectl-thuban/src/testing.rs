@@ -7,6 +7,7 @@ use thuban_api::Endpoint;
 
 use crate::objects::{CheckObjects, ControlPlane, Endpoints, StatusObjects, Surroundings, Tenancy};
 use crate::report::PLUGIN;
+use crate::why::{Answer, Question};
 
 /// The time at which tests look.
 pub fn now() -> Timestamp {
@@ -155,6 +156,23 @@ pub fn status() -> StatusObjects {
             },
         },
     }
+}
+
+/// Returns an answer of `why` whose last step has the reason; none if it is empty.
+pub fn answer(verdict: &str, reason: &str) -> Answer {
+    let step =
+        |name: &str, state: &str, message: &str| json!({"name": name, "state": state, "message": message});
+    let mut last = step("policies", "ok", "accepted");
+    let mut status = json!({"verdict": verdict, "evaluatedAt": "2026-11-28T12:00:00Z"});
+    if !reason.is_empty() {
+        last = step("policies", "fail", "denied");
+        last["reason"] = json!(reason);
+        last["remedy"] = json!("accept them");
+        status["reason"] = json!(reason);
+    }
+    status["steps"] = json!([step("source", "ok", "VPC red, red-web, 10.0.1.3"), last]);
+    let question = Question::read("web-0", "db-0:5432", "red").unwrap();
+    Answer::new(&question, Some(object(status)))
 }
 
 /// Returns a Node with an address and a range for pods.

@@ -4,11 +4,12 @@
 
 use std::process::{Command, Output};
 
-const VERBS: [&str; 7] = [
+const VERBS: [&str; 8] = [
     "status",
     "check",
     "tree",
     "endpoints",
+    "why",
     "explain",
     "version",
     "completions",
@@ -72,18 +73,24 @@ fn a_reason_is_explained_without_a_cluster() {
 
 #[test]
 fn no_cluster_means_that_it_could_not_look() {
-    for verb in ["status", "check", "tree", "endpoints", "version"] {
-        let output = run(&[verb, "--kubeconfig", "/nonexistent/kubeconfig"]);
-        assert_eq!(output.status.code(), Some(2), "{verb}");
+    for line in ["status", "check", "tree", "endpoints", "version", "why a b"] {
+        let words: Vec<&str> = line.split(' ').collect();
+        let output = run(&[&words[..], &["--kubeconfig", "/nonexistent/kubeconfig"]].concat());
+        assert_eq!(output.status.code(), Some(2), "{line}");
         let said = text(&output.stderr);
-        assert!(said.starts_with("error: kubeconfig: "), "{verb}: {said}");
-        assert!(output.stdout.is_empty(), "{verb}");
+        assert!(said.starts_with("error: kubeconfig: "), "{line}: {said}");
+        assert!(output.stdout.is_empty(), "{line}");
     }
 }
 
 #[test]
 fn a_wrong_command_line_is_refused() {
-    for line in [&["statuss"][..], &["endpoints", "-o", "xml"], &["explain"]] {
+    for line in [
+        &["statuss"][..],
+        &["endpoints", "-o", "xml"],
+        &["explain"],
+        &["why", "a"],
+    ] {
         let output = run(line);
         assert_eq!(output.status.code(), Some(2), "{line:?}");
         assert!(text(&output.stderr).contains("error:"), "{line:?}");

@@ -20,6 +20,10 @@ super::reasons! {
         "some dividers of the VPC, or bouncers of the network, do not work"
         => "look at kubectl get bouncers,dividers";
 
+    "NoAnswer", "kubectl thuban why":
+        "the operator did not answer in time: none leads, or it is older than the plugin"
+        => "look whether an operator leads: kubectl thuban status";
+
     "VersionsDiffer", "kubectl thuban check":
         "transitd on some droplets is of another version than the operator"
         => "finish the upgrade: kubectl rollout status -n thuban-system daemonset/transitd";

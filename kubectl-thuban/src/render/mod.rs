@@ -4,10 +4,12 @@
 mod lines;
 mod tables;
 mod tree;
+mod why;
 
 pub use lines::report;
 pub use tables::{endpoints, explanations, versions};
 pub use tree::tree;
+pub use why::answer;
 
 use std::io::{self, ErrorKind, IsTerminal, Write};
 

@@ -128,6 +128,42 @@ fn a_table_of_endpoints_has_a_row_for_each() {
 }
 
 #[test]
+fn an_answer_has_its_verdict_first_and_its_remedy_last() {
+    let text = super::answer(&testing::answer("NO", "PolicyDenies"), PLAIN);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(
+        lines,
+        [
+            "NO  red/web-0 > red/db-0:5432/tcp",
+            " ok    source    VPC red, red-web, 10.0.1.3",
+            " FAIL  policies  PolicyDenies: denied",
+            "                 -> accept them",
+        ]
+    );
+    let text = super::answer(&testing::answer("OK", ""), PLAIN);
+    assert!(
+        text.starts_with("OK  ") && text.ends_with("policies  accepted\n"),
+        "{text}"
+    );
+    let colourful = Style {
+        has_colour: true,
+        ..PLAIN
+    };
+    let text = super::answer(&testing::answer("UNKNOWN", "PortNeeded"), colourful);
+    assert!(text.starts_with("\x1b[33mUNKNOWN\x1b[0m  red/web-0"), "{text}");
+}
+
+#[test]
+fn an_answer_for_programs_has_the_documented_fields() {
+    let answer = serde_json::to_value(testing::answer("NO", "PolicyDenies")).unwrap();
+    assert_eq!(answer["verdict"], "NO");
+    assert_eq!(answer["path"], "red/web-0 > red/db-0:5432/tcp");
+    assert_eq!(answer["reason"], "PolicyDenies");
+    assert_eq!(answer["steps"][1]["state"], "fail");
+    assert!(answer["evaluatedAt"].is_string(), "{answer}");
+}
+
+#[test]
 fn a_tree_is_drawn() {
     let text = super::tree(&tree::tree(&testing::status().tenancy, Some("red")));
     assert_eq!(

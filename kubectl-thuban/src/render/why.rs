@@ -1,0 +1,49 @@
+//! The answer of `why`: the verdict, and a line for each step.
+
+use std::fmt::Write;
+
+use thuban_api::{PathStep, PathStepState, PathVerdict};
+
+use super::Style;
+use crate::why::Answer;
+
+/// Where remedies begin: behind the word of the state and the step.
+const TEXT_COLUMN: usize = 17;
+
+/// Returns the text of an answer.
+pub fn answer(answer: &Answer, style: Style) -> String {
+    let colour = match answer.verdict {
+        PathVerdict::Ok => "32",
+        PathVerdict::No => "31",
+        PathVerdict::Unknown => "33",
+    };
+    let mut text = coloured(answer.verdict.word(), colour, style);
+    let _ = writeln!(text, "  {}", answer.path);
+    for step in &answer.steps {
+        add(&mut text, step, style);
+    }
+    text
+}
+
+fn add(text: &mut String, step: &PathStep, style: Style) {
+    let (word, colour) = match step.state {
+        PathStepState::Ok => ("ok  ", "32"),
+        PathStepState::Fail => ("FAIL", "31"),
+        PathStepState::Unknown => ("----", "33"),
+    };
+    let word = coloured(word, colour, style);
+    let reason = step.reason.as_ref().map(|reason| format!("{reason}: "));
+    let reason = reason.unwrap_or_default();
+    let _ = writeln!(text, " {word}  {:<8}  {reason}{}", step.name, step.message);
+    if !step.remedy.is_empty() {
+        let _ = writeln!(text, "{:TEXT_COLUMN$}-> {}", "", step.remedy);
+    }
+}
+
+fn coloured(word: &str, colour: &str, style: Style) -> String {
+    if style.has_colour {
+        format!("\x1b[{colour}m{word}\x1b[0m")
+    } else {
+        word.to_owned()
+    }
+}
