@@ -24,19 +24,19 @@ const PARTS_OF_STATUS: [&str; 6] = [
 
 /// What the plugin printed, and its exit status.
 #[derive(Debug)]
-struct Said {
-    output: String,
-    error: String,
-    code: Option<i32>,
+pub struct Said {
+    pub output: String,
+    pub error: String,
+    pub code: Option<i32>,
 }
 
 impl Said {
-    fn json(&self) -> Value {
+    pub fn json(&self) -> Value {
         serde_json::from_str(&self.output).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
 }
 
-fn plugin(kubeconfig: &Path, line: &str) -> Result<Said> {
+pub fn plugin(kubeconfig: &Path, line: &str) -> Result<Said> {
     let output = Command::new(binary("kubectl-thuban")?)
         .env("KUBECONFIG", kubeconfig)
         .args(line.split_whitespace())
@@ -49,16 +49,16 @@ fn plugin(kubeconfig: &Path, line: &str) -> Result<Said> {
     })
 }
 
-fn administrator(line: &str) -> Said {
+pub fn administrator(line: &str) -> Said {
     let kubeconfig = tenants().cluster.instance().kubeconfig();
     plugin(&kubeconfig, line).unwrap()
 }
 
 /// A namespace of a test, which goes when this is dropped.
-struct Namespace<'a>(&'a Cluster, &'a str);
+pub struct Namespace<'a>(&'a Cluster, &'a str);
 
 impl<'a> Namespace<'a> {
-    fn new(cluster: &'a Cluster, name: &'a str) -> Result<Self> {
+    pub fn new(cluster: &'a Cluster, name: &'a str) -> Result<Self> {
         let namespace = Self(cluster, name);
         // A test that was ended may have left it.
         delete(cluster, &["namespace", name])?;

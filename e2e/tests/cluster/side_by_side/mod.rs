@@ -27,3 +27,4 @@ mod services;
 mod stolen_token;
 mod traces;
 mod traffic_policies;
+mod why;
