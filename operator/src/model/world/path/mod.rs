@@ -172,7 +172,7 @@ impl World {
         path.judgement()
     }
 
-    fn place<'a>(&'a self, name: &EndpointName, asker: &str) -> Option<Place<'a>> {
+    fn place(&self, name: &EndpointName, asker: &str) -> Option<Place<'_>> {
         let (name, endpoint) = self.endpoints.get_key_value(name)?;
         let Membership::Member(address) = &endpoint.membership else {
             return None;

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use thuban_rows::{Backend, Port, SHARED_SERVICE_GROUP};
 
-use super::{Cause, Found, Goal, Packet, Path, Place, for_all, no, unknown};
+use super::{Cause, Found, Goal, Packet, Path, Place, Target, for_all, no, unknown};
 use crate::model::policy::{ClassContent, Direction};
 use crate::model::rows::Key;
 use crate::model::service::protocol_name;
@@ -98,9 +98,9 @@ impl<'a> Path<'a> {
 
     /// Chooses the port of a Service.
     pub(super) fn port_of(&self, reached: Reached<'a>) -> Found<Goal<'a>> {
-        let (namespace, name) = (&reached.name.0, &reached.service.name);
+        let title = self.title(&reached);
         let served: Vec<String> = reached.ports.iter().map(port_text).collect();
-        let served = if namespace == self.asker() {
+        let served = if self.is_own(&reached) {
             format!("; it has {}", served.join(", "))
         } else {
             String::new()
@@ -114,19 +114,15 @@ impl<'a> Path<'a> {
             (None, [only]) => Some(only),
             (None, []) => None,
             (None, _) => {
-                let message = format!("Service {namespace}/{name} has several ports{served}");
+                let message = format!("{title} has several ports{served}");
                 return Err(unknown(Cause::PortNeeded, message));
             }
         };
         let Some(port) = port else {
-            let message = format!("Service {namespace}/{name} does not serve the port{served}");
+            let message = format!("{title} does not serve the port{served}");
             return Err(no(Cause::PortNotServed, message));
         };
-        let message = format!(
-            "Service {namespace}/{name}, {}, {}",
-            reached.address,
-            port_text(port)
-        );
+        let message = format!("{title}, {}, {}", reached.address, port_text(port));
         let reached = Reached {
             port: Some(port),
             ..reached
@@ -148,10 +144,10 @@ impl<'a> Path<'a> {
             ..served
         };
         if reached.way == Way::Within {
-            let vni = source.vpc.vni;
+            let (world, asker, vni) = (self.world, self.asker(), source.vpc.vni);
             let place = |backend: &Backend| {
-                let name = self.world.holder(vni, backend.address)?;
-                Some((self.world.place(name, self.asker())?, packet(backend)))
+                let name = world.holder(vni, backend.address)?;
+                Some((world.place(name, asker)?, packet(backend)))
             };
             let targets: Vec<(Place<'a>, Packet)> = backends.iter().filter_map(place).collect();
             self.arrive(source, &targets)?;
@@ -177,11 +173,11 @@ impl<'a> Path<'a> {
 
     /// Returns the backends that new connections of the source get.
     fn backends(&self, source: &Place<'a>, reached: &Reached<'a>) -> Found<Vec<Backend>> {
-        let name = format!("{}/{}", reached.name.0, reached.service.name);
+        let title = self.title(reached);
         let backends = reached.port.into_iter().flat_map(|port| port.backends.iter());
         let mut backends: Vec<Backend> = backends.copied().collect();
         if backends.is_empty() {
-            let message = format!("no backend of Service {name} is ready");
+            let message = format!("no backend of {title} is ready");
             return Err(no(Cause::NoBackends, message));
         }
         let is_local = reached.port.is_some_and(|port| port.local);
@@ -189,18 +185,34 @@ impl<'a> Path<'a> {
         let droplet = &source.endpoint.droplet;
         backends.retain(|backend| !is_local || home(backend) == Some(droplet));
         if backends.is_empty() {
-            let message =
-                format!("packets to Service {name} stay on their node, and {droplet} has no backend");
+            let message = format!("packets to {title} stay on their node, and {droplet} has no backend");
             return Err(no(Cause::NoBackends, message));
         }
         let count = backends.len();
         backends.truncate(MAX_BACKENDS);
-        let message = if count > MAX_BACKENDS {
+        let message = if !self.is_own(reached) {
+            "ready".to_owned()
+        } else if count > MAX_BACKENDS {
             format!("{count} ready; the first {MAX_BACKENDS} are looked at")
         } else {
             format!("{count} ready")
         };
         Ok((backends, message))
+    }
+
+    fn is_own(&self, reached: &Reached<'a>) -> bool {
+        reached.name.0 == self.asker()
+    }
+
+    /// Returns what the asker may hear of a Service's name: who asks for an address of another namespace's does not
+    /// hear whose it is.
+    fn title(&self, reached: &Reached<'a>) -> String {
+        let is_named = matches!(self.question.target, Target::Service { .. });
+        if is_named || self.is_own(reached) {
+            format!("Service {}/{}", reached.name.0, reached.service.name)
+        } else {
+            "the Service".to_owned()
+        }
     }
 
     /// Judges what a backend in another VPC receives of clients by the shared Service. It sees the client's node.
