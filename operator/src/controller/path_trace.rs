@@ -1,7 +1,7 @@
 //! PathTrace: answers once why packets of a pod do not arrive, and deletes the question later.
 //!
-//! Invariant: a PathTrace is answered once. A namespace costs the operator a bounded number of answers a second, however
-//! many PathTraces it makes.
+//! Invariant: a PathTrace is answered once. A namespace costs the operator a bounded number of answers a second,
+//! however many PathTraces it makes.
 
 use std::sync::Arc;
 use std::time::Duration;

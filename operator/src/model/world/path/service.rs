@@ -150,6 +150,10 @@ impl<'a> Path<'a> {
                 Some((world.place(name, asker)?, packet(backend)))
             };
             let targets: Vec<(Place<'a>, Packet)> = backends.iter().filter_map(place).collect();
+            if targets.is_empty() {
+                let message = "no backend is an endpoint at this moment";
+                return self.note("policies", Err(unknown(Cause::RowsMissing, message)));
+            }
             self.arrive(source, &targets)?;
             let found = self.service_rows(reached);
             return self.note("service", found);
