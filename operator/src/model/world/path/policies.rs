@@ -26,7 +26,14 @@ impl<'a> Path<'a> {
             self.judge(source, Direction::Egress, (&self.class_of(target), to), packet)?,
             self.judge(target, Direction::Ingress, (&self.class_of(source), from), packet)?,
         ];
-        Ok(((), outcome(is_asked)))
+        // Whether policies select another namespace's pod is not told.
+        let is_told = target.is_own || is_asked[0];
+        let message = if is_told {
+            outcome(is_asked)
+        } else {
+            outcome([true; 2])
+        };
+        Ok(((), message))
     }
 
     /// Judges packets of the source to an address that is no endpoint of its VPC.
