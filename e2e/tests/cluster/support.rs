@@ -225,6 +225,23 @@ pub fn delete(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
     cluster.kubectl(&arguments).map(|_| ())
 }
 
+/// Deletes a namespace and waits until it is gone; a missing one is fine. Its pods, Services and Endpoints are deleted at
+/// once. Kubernetes would begin with them only after 5 s, and look again 8 s later, because Endpoints have finalizers
+/// (`namespaceDeletionGracePeriod` and `finalizerEstimateSeconds` in `pkg/controller/namespace`).
+pub fn delete_namespace(cluster: &Cluster, name: &str) -> Result<()> {
+    // From now on nothing new can be made there.
+    cluster.kubectl(&["delete", "--ignore-not-found", "--wait=false", "namespace", name])?;
+    for collection in [
+        format!("/api/v1/namespaces/{name}/pods"),
+        format!("/api/v1/namespaces/{name}/services"),
+        format!("/apis/thuban.dev/v1alpha1/namespaces/{name}/endpoints"),
+    ] {
+        // One request deletes all of a collection.
+        cluster.kubectl(&["delete", "--raw", &collection])?;
+    }
+    delete(cluster, &["namespace", name])
+}
+
 impl Pod {
     /// Runs `work` on a thread of its own inside the pod's network namespace.
     pub fn inside<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {

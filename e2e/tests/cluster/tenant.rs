@@ -4,7 +4,9 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
-use crate::support::{apply, delete, namespace_manifest, network_manifest, vpc_manifest, wait_provisioned};
+use crate::support::{
+    apply, delete, delete_namespace, namespace_manifest, network_manifest, vpc_manifest, wait_provisioned,
+};
 
 /// A VPC, its network and a namespace with pods in it, all with one name. They are removed when this is dropped, also
 /// when the test fails: leftovers of one test must not make the next one fail.
@@ -39,7 +41,7 @@ impl<'a> Tenant<'a> {
     }
 
     fn delete_all(&self) -> Result<()> {
-        delete(self.cluster, &["namespace", &self.name])?;
+        delete_namespace(self.cluster, &self.name)?;
         delete(self.cluster, &["networks.thuban.dev", &self.name])?;
         delete(self.cluster, &["vpcs.thuban.dev", &self.name])
     }

@@ -8,8 +8,8 @@ use thuban_cluster::Cluster;
 
 use crate::flows::{none_lost_while, passed_on, wait_settled};
 use crate::support::{
-    Pod, apply, delete, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest,
-    wait_provisioned,
+    Pod, apply, delete, delete_namespace, namespace_manifest, netexec_manifest, network_manifest, running,
+    vpc_manifest, wait_provisioned,
 };
 use crate::tenants::tenants;
 
@@ -138,7 +138,7 @@ fn roles_scale_and_leave_cordoned_nodes_without_loss() {
         let packets = json!({"maxDividers": 2, "packetsPerSecond": 20});
         autoscale(vpc, "dividers", packets)
     });
-    delete(cluster, &["namespace", "roving"]).unwrap();
+    delete_namespace(cluster, "roving").unwrap();
     delete(cluster, &["networks.thuban.dev", "roving-a", "roving-b"]).unwrap();
     delete(cluster, &["vpcs.thuban.dev", "roving"]).unwrap();
 }

@@ -7,8 +7,8 @@ use thuban_cluster::Cluster;
 
 use crate::actor::Actor;
 use crate::support::{
-    apply, condition, delete, get, namespace_manifest, netexec_manifest, network_manifest, nobody_reaches,
-    running, vpc_manifest,
+    apply, condition, delete, delete_namespace, get, namespace_manifest, netexec_manifest, network_manifest,
+    nobody_reaches, running, vpc_manifest,
 };
 use crate::tenants::tenants;
 
@@ -285,7 +285,7 @@ fn pod_of_disallowed_namespace_gets_event_but_no_address() {
         !claims.contains("mallory"),
         "an address was claimed for a refused pod"
     );
-    delete(cluster, &["namespace", "mallory"]).unwrap();
+    delete_namespace(cluster, "mallory").unwrap();
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn pod_without_namespace_annotation_gets_default_network() {
     assert_eq!(first.tcp(second.address, crate::support::REACHED).unwrap(), "b");
     let others = tenants().vpc("red").into_iter().chain(tenants().vpc("green"));
     nobody_reaches(others.flat_map(|pod| [(&first, pod.address), (pod, first.address)]));
-    delete(cluster, &["namespace", "plain"]).unwrap();
+    delete_namespace(cluster, "plain").unwrap();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use serde_json::Value;
 use thuban_cluster::Cluster;
 
 use crate::actor::Actor;
-use crate::support::{apply, binary, delete, namespace_manifest, netexec_manifest};
+use crate::support::{apply, binary, delete_namespace, namespace_manifest, netexec_manifest};
 use crate::tenants::tenants;
 
 const NODE: &str = "node-a";
@@ -61,7 +61,7 @@ impl<'a> Namespace<'a> {
     pub fn new(cluster: &'a Cluster, name: &'a str) -> Result<Self> {
         let namespace = Self(cluster, name);
         // A test that was ended may have left it.
-        delete(cluster, &["namespace", name])?;
+        delete_namespace(cluster, name)?;
         apply(cluster, &[namespace_manifest(name, None)])?;
         Ok(namespace)
     }
@@ -69,7 +69,7 @@ impl<'a> Namespace<'a> {
 
 impl Drop for Namespace<'_> {
     fn drop(&mut self) {
-        let _ = delete(self.0, &["namespace", self.1]);
+        let _ = delete_namespace(self.0, self.1);
     }
 }
 

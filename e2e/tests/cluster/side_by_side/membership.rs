@@ -7,8 +7,8 @@ use thuban_cluster::Cluster;
 
 use crate::audit::wait_sound_of;
 use crate::support::{
-    REACHED, apply, condition, delete, get, namespace_manifest, netexec_manifest, network_manifest, running,
-    vpc_manifest, wait_provisioned,
+    REACHED, apply, condition, delete, delete_namespace, get, namespace_manifest, netexec_manifest,
+    network_manifest, running, vpc_manifest, wait_provisioned,
 };
 use crate::tenants::tenants;
 
@@ -32,13 +32,9 @@ fn wait_accepted(cluster: &Cluster, status: &str, reason: &str) {
 
 /// Removes the objects that [`revoked_namespace_keeps_pods_and_adds_none_by_endpoint`] makes, if they exist.
 fn remove_guests(cluster: &Cluster) {
-    for arguments in [
-        ["namespace", "guests"],
-        ["networks.thuban.dev", "hosts"],
-        ["vpcs.thuban.dev", "hosts"],
-    ] {
-        delete(cluster, &arguments).unwrap();
-    }
+    delete_namespace(cluster, "guests").unwrap();
+    delete(cluster, &["networks.thuban.dev", "hosts"]).unwrap();
+    delete(cluster, &["vpcs.thuban.dev", "hosts"]).unwrap();
 }
 
 #[test]
@@ -117,12 +113,8 @@ fn network_recreated_in_another_vpc_inherits_nothing() {
         stays.reaches_nothing_at(pod.address);
         pod.reaches_nothing_at(stays.address);
     }
-    for arguments in [
-        &["namespace", "nomadic"][..],
-        &["networks.thuban.dev", "tents", "stays"],
-        &["vpcs.thuban.dev", "first", "second"],
-    ] {
-        delete(cluster, arguments).unwrap();
-    }
+    delete_namespace(cluster, "nomadic").unwrap();
+    delete(cluster, &["networks.thuban.dev", "tents", "stays"]).unwrap();
+    delete(cluster, &["vpcs.thuban.dev", "first", "second"]).unwrap();
     wait_sound_of(cluster, &["first", "second"]);
 }

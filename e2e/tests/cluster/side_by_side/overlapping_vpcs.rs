@@ -15,8 +15,8 @@ use crate::audit::wait_sound_of;
 use crate::requests::{ANSWER_TIMEOUT, Load, Tally, Way, under_load};
 use crate::service_objects::{made, manifest, serves, wait_endpoint};
 use crate::support::{
-    Pod, apply, delete, get, namespace_manifest, netexec_manifest, network_manifest, running, vpc_manifest,
-    wait_provisioned,
+    Pod, apply, delete, delete_namespace, get, namespace_manifest, netexec_manifest, network_manifest,
+    running, vpc_manifest, wait_provisioned,
 };
 use crate::tenants::tenants;
 
@@ -217,7 +217,7 @@ fn services_of_overlapping_vpcs_never_mix_as_addresses_move() {
         assert_eq!(heard, own, "who answered in {name}");
     }
     for vpc in TWINS {
-        delete(cluster, &["namespace", vpc]).unwrap();
+        delete_namespace(cluster, vpc).unwrap();
         delete(cluster, &["networks.thuban.dev", vpc]).unwrap();
         delete(cluster, &["vpcs.thuban.dev", vpc]).unwrap();
     }
