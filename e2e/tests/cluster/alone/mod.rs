@@ -7,6 +7,7 @@ mod containerd;
 mod deletion;
 mod droplet_lost;
 mod installation;
+mod policy_without_stream;
 mod role_moves;
 mod runtime;
 mod stolen_stream;

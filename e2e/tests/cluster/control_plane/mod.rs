@@ -3,6 +3,6 @@
 mod crashes;
 mod leaders;
 mod outages;
-mod policy_changes;
+pub mod policy_changes;
 mod restarts;
 mod restore;

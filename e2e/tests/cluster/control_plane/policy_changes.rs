@@ -1,44 +1,32 @@
-//! Policies and labels change under traffic while operators and transitds are killed, and while a droplet has no
-//! stream. A packet passes only if the policies before or after the change allow it.
+//! Policies and labels change under traffic while operators and transitds are killed. A packet passes only if the
+//! policies before or after the change allow it.
 
 use std::net::Ipv4Addr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
-use crate::audit::wait_sound;
 use crate::flows::none_lost_while;
-use crate::leadership::{JUDGING, leader, pod_of, wait_led};
-use crate::operator_stream::NoStream;
+use crate::leadership::{leader, pod_of, wait_led};
 use crate::requests::Ends;
-use crate::support::{Pod, apply, condition, get, netexec_manifest, running};
+use crate::support::{Pod, apply, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
 
 const NAME: &str = "shift";
-/// The tenant of which a droplet has no stream.
-const CUT_OFF: &str = "adrift";
 /// Name, label `role`, node.
-type Role = (&'static str, &'static str, &'static str);
+pub type Role = (&'static str, &'static str, &'static str);
 const PODS: [Role; 4] = [
     ("server", "server", "node-a"),
     ("friend", "friend", "node-b"),
     ("guest", "guest", "node-b"),
     ("stranger", "stranger", "node-c"),
 ];
-/// Two servers, of which the second one's droplet has no stream.
-const CUT_OFF_PODS: [Role; 5] = [
-    ("server", "server", "node-a"),
-    ("far", "server", "node-c"),
-    ("friend", "friend", "node-b"),
-    ("guest", "guest", "node-b"),
-    ("stranger", "stranger", "node-a"),
-];
 /// How long a change may take: a leader was killed, and another one takes over.
-const CHANGE_TIMEOUT: Duration = Duration::from_mins(1);
+pub const CHANGE_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long a new leader leads until all droplets have its policies.
 const TAKEN_OVER: Duration = Duration::from_secs(3);
 /// How long an answer that should not come is waited for.
@@ -53,7 +41,7 @@ enum Kill {
 }
 
 /// Returns the server's policy: the friend may always ask, the guest if it is `open`. The two say it by other ports.
-fn ingress(open: bool) -> Value {
+pub fn ingress(open: bool) -> Value {
     let roles: &[&str] = if open { &["friend", "guest"] } else { &["friend"] };
     let ports = if open {
         json!([{"port": 8080, "protocol": "TCP"}, {"port": 8000, "endPort": 8100, "protocol": "UDP"}])
@@ -81,7 +69,7 @@ fn egress(open: bool) -> Value {
     })
 }
 
-fn policy(namespace: &str, name: &str, spec: &Value) -> Value {
+pub fn policy(namespace: &str, name: &str, spec: &Value) -> Value {
     json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": name, "namespace": namespace}, "spec": spec,
@@ -93,7 +81,7 @@ fn set(cluster: &Cluster, open: bool) -> Result<()> {
     apply(cluster, &policies.map(|(name, spec)| policy(NAME, name, &spec)))
 }
 
-fn make<const COUNT: usize>(cluster: &Cluster, namespace: &str, pods: [Role; COUNT]) -> [Pod; COUNT] {
+pub fn make<const COUNT: usize>(cluster: &Cluster, namespace: &str, pods: [Role; COUNT]) -> [Pod; COUNT] {
     let manifest = |(name, role, node): Role| {
         let mut pod = netexec_manifest(namespace, name, node, None);
         pod["metadata"]["labels"] = json!({"role": role});
@@ -115,7 +103,7 @@ fn kill(cluster: &Cluster, kill: Kill) -> Result<()> {
 }
 
 /// Waits until the pod's datagrams pass or not. Returns how long that took.
-fn until(pod: &Pod, address: Ipv4Addr, passes: bool) -> Result<Duration> {
+pub fn until(pod: &Pod, address: Ipv4Addr, passes: bool) -> Result<Duration> {
     let start = Instant::now();
     // A lost datagram isn't a denial.
     let (mut in_a_row, mut since) = (0, start.elapsed());
@@ -135,7 +123,7 @@ fn until(pod: &Pod, address: Ipv4Addr, passes: bool) -> Result<Duration> {
 }
 
 /// Runs `work` while a pod asks others that no policy lets it reach, and asserts that none of them answers.
-fn none_answers_while(pod: &Pod, addresses: &[Ipv4Addr], work: impl FnOnce()) {
+pub fn none_answers_while(pod: &Pod, addresses: &[Ipv4Addr], work: impl FnOnce()) {
     let is_over = AtomicBool::new(false);
     let (tried, passed) = std::thread::scope(|scope| {
         let ends = Ends(&is_over);
@@ -213,77 +201,4 @@ fn policy_changes_pass_only_what_old_or_new_allow() {
     });
     eprintln!("changes took, three answers included: {took:.3?}");
     tenant.remove().unwrap();
-}
-
-/// Returns the status of the condition Provisioned of the servers' policy, and its message.
-fn provisioned(cluster: &Cluster) -> Result<(bool, String)> {
-    let state = get(cluster, &["policystates.thuban.dev/server", "-n", CUT_OFF])?;
-    let own = condition(&state, "Provisioned").context("no condition yet")?;
-    let message = own["message"].as_str().unwrap_or_default();
-    Ok((own["status"] == "True", message.to_owned()))
-}
-
-/// Waits until the servers' policy is Provisioned or not, with this message.
-fn wait_told(cluster: &Cluster, is_provisioned: bool, message: &str) -> Result<()> {
-    let mut told = (false, String::new());
-    let is_told = || -> Result<bool> {
-        told = provisioned(cluster)?;
-        Ok(told.0 == is_provisioned && told.1 == message)
-    };
-    cluster
-        .wait_for(message, CHANGE_TIMEOUT, is_told)
-        .with_context(|| format!("the last one told: {told:?}"))
-}
-
-/// Changes who may ask the servers while the droplet of the far one has no stream.
-fn change_without_stream(
-    cluster: &Cluster,
-    [server, far, friend, guest]: [&Pod; 4],
-    open: bool,
-) -> Result<()> {
-    let node = far.node.as_str();
-    let cut = NoStream::new(cluster, node)?;
-    apply(cluster, &[policy(CUT_OFF, "server", &ingress(open))])?;
-    let missing = format!("2 of 3 droplets; {node}: no stream");
-    wait_told(cluster, false, &missing)?;
-    // The other droplets go on when this one is suspect.
-    until(guest, server.address, open)?;
-    until(friend, server.address, true)?;
-    if open {
-        // It has the old rules, and does not know the class that the new ones are about.
-        until(guest, far.address, false)?;
-    }
-    wait_told(cluster, false, &missing)?;
-    drop(cut);
-    let start = Instant::now();
-    wait_told(cluster, true, "3 of 3 droplets")?;
-    let told = start.elapsed();
-    until(guest, far.address, open)?;
-    until(friend, far.address, true)?;
-    eprintln!("{node} is said to follow {told:.3?} after its way to the operator is back");
-    Ok(())
-}
-
-#[test]
-fn a_droplet_without_stream_holds_the_old_policy_until_back() {
-    let cluster = &tenants().cluster;
-    let tenant = Tenant::new(cluster, CUT_OFF, &["10.94.0.0/16"], &["10.94.1.0/24"]).unwrap();
-    let [server, far, friend, guest, stranger] = make(cluster, CUT_OFF, CUT_OFF_PODS);
-    apply(cluster, &[policy(CUT_OFF, "server", &ingress(false))]).unwrap();
-    wait_told(cluster, true, "3 of 3 droplets").unwrap();
-    for address in [server.address, far.address] {
-        until(&stranger, address, false).unwrap();
-        until(&friend, address, true).unwrap();
-        until(&guest, address, false).unwrap();
-    }
-    // A leader calls a droplet suspect only then.
-    wait_led(cluster, JUDGING).unwrap();
-    let pods = [&server, &far, &friend, &guest];
-    none_answers_while(&stranger, &[server.address, far.address], || {
-        for open in [true, false] {
-            change_without_stream(cluster, pods, open).unwrap();
-        }
-    });
-    tenant.remove().unwrap();
-    wait_sound(cluster);
 }
