@@ -75,7 +75,9 @@ pub struct Built {
 /// the images of the tests' clusters; the operator there can end after a write that a test chooses. The compiler is
 /// clippy, so that lints need no build of their own.
 pub fn build() -> Result<Built> {
-    build_targets(&["--lib", "--bins", "--tests"])
+    // Cargo builds the programs of a package with its integration tests. `--bins` would make a test binary of each
+    // program, of those with `test = false` too.
+    build_targets(&["--tests"])
 }
 
 /// Builds an integration test alone, with the dependencies that [`build`] makes.
@@ -207,4 +209,53 @@ fn once(
     }
     sum.failures.extend(failures.said);
     Ok((sum, failures.late))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, iter};
+
+    use crate::{build::root, links};
+
+    /// Returns the sources of a manifest's targets that have no test binary.
+    fn without_binary(manifest: &str) -> Vec<&str> {
+        let targets = manifest.split("\n[");
+        targets
+            .filter(|target| target.contains("\ntest = false\n"))
+            .filter_map(|target| target.lines().find_map(|line| line.strip_prefix("path = ")))
+            .map(|path| path.trim_matches('"'))
+            .collect()
+    }
+
+    /// Returns a source's file and those of its modules.
+    fn files(source: &str, text: &str) -> Vec<String> {
+        let folder = source.rsplit_once('/').map_or("", |(folder, _)| folder);
+        let modules = text.lines().filter_map(|line| {
+            let module = line.strip_prefix("pub ").unwrap_or(line).strip_prefix("mod ")?;
+            Some(format!("{folder}/{}.rs", module.strip_suffix(';')?))
+        });
+        iter::once(source.to_owned()).chain(modules).collect()
+    }
+
+    #[test]
+    fn targets_without_a_test_binary_have_no_tests() {
+        let tree = links::tree().unwrap();
+        let mut count = 0;
+        for path in tree.keys().filter(|path| path.ends_with("Cargo.toml")) {
+            let folder = path.strip_suffix("Cargo.toml").unwrap();
+            let manifest = fs::read_to_string(root().join(path)).unwrap();
+            for source in without_binary(&manifest) {
+                let source = format!("{folder}{source}");
+                for file in files(&source, &tree[&source]) {
+                    let text = tree.get(&file).map_or("", String::as_str);
+                    let has_test = ["#[test]", "#[tokio::test"]
+                        .iter()
+                        .any(|word| text.contains(word));
+                    assert!(!has_test, "{file} has tests that never run: see {path}");
+                }
+                count += 1;
+            }
+        }
+        assert!(count >= 16, "found only {count} such targets");
+    }
 }
