@@ -40,13 +40,13 @@ use crate::{
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
 const PROGRAMS: &str = "programs";
 const NETNS: [&str; 3] = ["netns", "datapath", "neighbours"];
-/// Modules of the first of [`NETNS`] that compare times.
+/// Tests of the first of [`NETNS`] that compare times, or modules of them.
 const TIMED: [&str; 6] = [
-    "attach::",
+    "attach::a_refused_pods_add_fails_at_once_with_the_reason",
     "killed::",
     "loads::",
-    "reconnect::",
-    "restart::",
+    "reconnect::ended_stream_is_redialled_at_once_and_silent_one_soon",
+    "restart::traffic_flows_on_while_transitd_is_away_and_comes_back",
     "spool::",
 ];
 /// Runs by `--nic` only.
@@ -341,4 +341,22 @@ pub fn images() -> Result<()> {
     step("eBPF programs", ebpf::build)?;
     step("tests", binaries::build)?;
     build::images(Profile::Test)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::{NETNS, TIMED};
+    use crate::build::root;
+
+    #[test]
+    fn tests_that_compare_times_exist() {
+        let folder = root().join("transitd/tests").join(NETNS[0]);
+        for name in TIMED {
+            let (module, test) = name.split_once("::").unwrap();
+            let text = fs::read_to_string(folder.join(format!("{module}.rs"))).unwrap();
+            assert!(text.contains(&format!("fn {test}")), "no test {name}");
+        }
+    }
 }
