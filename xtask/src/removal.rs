@@ -1,5 +1,7 @@
 //! Tests of the removal, and of the chart, on the cluster of the end-to-end tests and after them.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
@@ -20,6 +22,9 @@ pub const TESTS: [Test; 3] = [
         without_operator_and_node,
     ),
 ];
+
+/// How long the pods of the node that is gone are waited for. Those of other nodes end within a second.
+const PATIENCE_WITH_PODS: Duration = Duration::from_secs(20);
 
 fn under_running_pods(name: &str) -> Result<()> {
     let cluster = Cluster::named(name)?;
@@ -52,7 +57,7 @@ fn without_operator_and_node(name: &str) -> Result<()> {
     if !has_endpoints(&cluster)? {
         bail!("no tenant's pod runs: nothing would be shown");
     }
-    uninstall::run(name)
+    uninstall::run_with(name, PATIENCE_WITH_PODS)
 }
 
 /// Returns a Deployment of pods that are slow to end, one on each node. They are made again when they are deleted.

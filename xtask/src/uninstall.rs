@@ -43,10 +43,15 @@ const POLL: Duration = Duration::from_secs(1);
 const ON_A_NODE: &str = "install/remove-from-node.sh";
 
 pub fn run(name: &str) -> Result<()> {
+    run_with(name, PATIENCE_WITH_PODS)
+}
+
+/// Does the same, and gives pods up when none has gone for as long as `patience`.
+pub fn run_with(name: &str, patience: Duration) -> Result<()> {
     let cluster = Cluster::named(name)?;
     // Pods that are made again meanwhile get no node.
     let cordoned = cordon(&cluster)?;
-    let result = remove(&cluster);
+    let result = remove(&cluster, patience);
     for node in &cordoned {
         cluster.kubectl(&["uncordon", node])?;
     }
@@ -61,8 +66,8 @@ pub fn run(name: &str) -> Result<()> {
     Ok(())
 }
 
-fn remove(cluster: &Cluster) -> Result<()> {
-    end_pods(cluster)?;
+fn remove(cluster: &Cluster, patience: Duration) -> Result<()> {
+    end_pods(cluster, patience)?;
     if is_operator_ready(cluster) {
         end_what_was_asked_for(cluster)?;
     } else {
@@ -99,7 +104,7 @@ fn cordon(cluster: &Cluster) -> Result<Vec<String>> {
 
 /// Ends the pods that have their network from Thuban: without Thuban they can neither be connected nor taken away
 /// cleanly.
-fn end_pods(cluster: &Cluster) -> Result<()> {
+fn end_pods(cluster: &Cluster, patience: Duration) -> Result<()> {
     let found = connected_pods(cluster)?;
     if found.is_empty() {
         return Ok(());
@@ -113,9 +118,7 @@ fn end_pods(cluster: &Cluster) -> Result<()> {
         pods.retain(|pod| all.contains(&text(&pod["metadata"]["uid"])));
         Ok(pods)
     };
-    let is_done = wait("pods", PATIENCE_WITH_PODS, || {
-        Ok(remaining()?.iter().map(named).collect())
-    })?;
+    let is_done = wait("pods", patience, || Ok(remaining()?.iter().map(named).collect()))?;
     if !is_done {
         println!("ending them without their kubelet, which is gone or can't disconnect them");
         delete_pods(cluster, &remaining()?, &["--force", "--grace-period=0"])?;
