@@ -207,7 +207,7 @@ fn lints(warnings: usize) -> Result<()> {
 /// Runs the tests that measure time first, one test for each core. Then runs the others, which mostly wait.
 fn run_netns(binaries: &[&Binary], times: &mut Times) -> Result<Sum> {
     let timed: Vec<&str> = TIMED.iter().copied().chain(["--test-threads=2"]).collect();
-    let all = ["--test-threads=6"];
+    let all = ["--test-threads=8"];
     let skips = TIMED.iter().flat_map(|name| ["--skip", name]);
     let others: Vec<&str> = all.into_iter().chain(skips).collect();
     // A filter fits any part of a name: "loads::" would fit the datapath's "offloads::", too.
