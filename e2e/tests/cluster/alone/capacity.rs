@@ -16,7 +16,7 @@ fn pods_per_node() -> usize {
     std::env::var("THUBAN_E2E_PODS")
         .ok()
         .and_then(|text| text.parse().ok())
-        .unwrap_or(30)
+        .unwrap_or(20)
 }
 
 /// Sends from one pod of each node to all pods of the others, until the flows are direct.
