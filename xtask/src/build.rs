@@ -13,9 +13,10 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use crate::{
-    deps, ebpf,
+    cross, deps, ebpf,
     images::{self, Image, is_newer},
     kube,
+    platform::Platform,
 };
 
 /// Packages whose binaries go into images.
@@ -62,6 +63,15 @@ impl Profile {
             Self::Demo => "target/demo-images",
             Self::Test => "target/test-images",
         })
+    }
+
+    /// Folder of a platform's image archives.
+    pub fn images_for(self, platform: Platform) -> PathBuf {
+        if platform == Platform::own() {
+            self.images()
+        } else {
+            self.images().join(platform.architecture())
+        }
     }
 }
 
@@ -125,7 +135,12 @@ pub fn images(profile: Profile) -> Result<()> {
 /// Returns cargo as it runs when a person calls it by hand. The variables that `cargo run` gives to this program would
 /// make cargo rebuild the dependencies whose build scripts look at them.
 pub fn cargo() -> Command {
-    let mut cargo = Command::new("cargo");
+    cargo_at("cargo")
+}
+
+/// Like [`cargo`], of another compiler.
+pub fn cargo_at(program: &str) -> Command {
+    let mut cargo = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         if text.starts_with("CARGO_PKG_") || text.starts_with("CARGO_MANIFEST_") {
@@ -249,29 +264,11 @@ fn make_images(profile: Profile, object: &Path, tools: &Path) -> Result<()> {
         plugin = plugin.and_then(limited);
     }
     let pause = compile_pause(&work.join("pause"))?;
-    let mut daemon = vec![
-        (transitd?, "/bin/transitd".into()),
-        (plugin?, "/opt/thuban/thuban".into()),
-        (object.to_path_buf(), "/usr/lib/thuban/thuban-programs.o".into()),
-    ];
-    daemon.extend(images::with_libraries(&deps::program("nft")?)?);
+    let nft = images::with_libraries(&deps::program("nft")?)?;
+    let [operator, transitd] = own_images(operator?, transitd?, plugin?, object, nft);
     let list = [
-        Image {
-            archive: "operator.tar",
-            name: images::OPERATOR,
-            files: vec![(operator?, "/bin/thuban-operator".into())],
-            links: &[],
-            entrypoint: &["/bin/thuban-operator"],
-            command: &[],
-        },
-        Image {
-            archive: "transitd.tar",
-            name: images::TRANSITD,
-            files: daemon,
-            links: &[],
-            entrypoint: &["/bin/transitd"],
-            command: &["run"],
-        },
+        operator,
+        transitd,
         Image {
             archive: "pause.tar",
             name: images::PAUSE,
@@ -299,6 +296,40 @@ fn make_images(profile: Profile, object: &Path, tools: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Returns the images of the operator and of transitd. `nft`: the program and its libraries, with their paths inside.
+pub fn own_images(
+    operator: PathBuf,
+    transitd: PathBuf,
+    plugin: PathBuf,
+    object: &Path,
+    nft: Vec<(PathBuf, String)>,
+) -> [Image<'static>; 2] {
+    let mut daemon = vec![
+        (transitd, "/bin/transitd".into()),
+        (plugin, "/opt/thuban/thuban".into()),
+        (object.to_path_buf(), "/usr/lib/thuban/thuban-programs.o".into()),
+    ];
+    daemon.extend(nft);
+    [
+        Image {
+            archive: "operator.tar",
+            name: images::OPERATOR,
+            files: vec![(operator, "/bin/thuban-operator".into())],
+            links: &[],
+            entrypoint: &["/bin/thuban-operator"],
+            command: &[],
+        },
+        Image {
+            archive: "transitd.tar",
+            name: images::TRANSITD,
+            files: daemon,
+            links: &[],
+            entrypoint: &["/bin/transitd"],
+            command: &["run"],
+        },
+    ]
+}
+
 /// Returns the CNI plugin, if it is as small as it must be.
 fn limited(plugin: PathBuf) -> Result<PathBuf> {
     const LARGEST: u64 = 4 << 20;
@@ -311,11 +342,20 @@ fn limited(plugin: PathBuf) -> Result<PathBuf> {
     Ok(plugin)
 }
 
-/// Makes a copy without debug information, or without any symbols.
-/// Returns a copy of a binary without symbols, `how` many.
+/// Returns a copy of a binary without debug information (`--strip-debug`) or any symbols (`--strip-all`).
 pub fn stripped(source: &Path, copy: &Path, how: &str) -> Result<PathBuf> {
+    stripped_for(Platform::own(), source, copy, how)
+}
+
+/// Like [`stripped`], for any platform.
+pub fn stripped_for(platform: Platform, source: &Path, copy: &Path, how: &str) -> Result<PathBuf> {
     if !is_newer(copy, source) {
-        run_command(Command::new("strip").arg(how).arg("-o").arg(copy).arg(source))?;
+        let strip = if platform == Platform::own() {
+            "strip"
+        } else {
+            cross::STRIP
+        };
+        run_command(Command::new(strip).arg(how).arg("-o").arg(copy).arg(source))?;
     }
     Ok(copy.to_path_buf())
 }

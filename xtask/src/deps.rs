@@ -132,6 +132,28 @@ const EBPF_PACKAGES: [Package; 4] = [
 pub const LLVM: &str = "/usr/lib/llvm-22";
 const LLVM_LIBRARY: &str = "/usr/lib/llvm-22/lib/libLLVM.so";
 
+/// The packages that compile and link for arm64 on an x86-64 machine. ring and jemalloc have C.
+pub const ARM64_PACKAGES: [Package; 3] = [
+    Package {
+        name: "binutils-aarch64-linux-gnu",
+        sign: "aarch64-linux-gnu-strip",
+    },
+    Package {
+        name: "gcc-aarch64-linux-gnu",
+        sign: "aarch64-linux-gnu-gcc",
+    },
+    Package {
+        name: "libc6-dev-arm64-cross",
+        sign: "/usr/aarch64-linux-gnu/lib/libc.a",
+    },
+];
+
+/// What starts programs of arm64 on an x86-64 machine.
+pub const EMULATION_PACKAGES: [Package; 1] = [Package {
+    name: "qemu-user",
+    sign: "qemu-aarch64",
+}];
+
 /// The packages that make the traffic of benchmarks.
 pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     name: "iperf3",
@@ -362,6 +384,11 @@ fn home_folder(variable: &str, name: &str) -> Result<PathBuf> {
 
 fn cargo_home() -> Result<PathBuf> {
     home_folder("CARGO_HOME", ".cargo")
+}
+
+/// Whether Debian's compiler is there, which [`ensure`] installs if rustup has no nightly.
+pub fn has_debian_rust() -> bool {
+    is_there("/var/lib/dpkg/info/rustc-web.list")
 }
 
 /// Whether rustup has a nightly compiler with the source of `core`. Asks the file system, because rustup is slow.

@@ -18,8 +18,8 @@ use crate::{
 };
 
 const TARGET: &str = "bpfel-unknown-none";
-const DEBIAN_CARGO: &str = "/usr/bin/cargo";
-const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
+pub const DEBIAN_CARGO: &str = "/usr/bin/cargo";
+pub const DEBIAN_RUSTC: &str = "/usr/bin/rustc";
 
 /// Builds what is out of date and returns the object's path. [`deps::ensure`] must have been called before.
 pub fn build() -> Result<PathBuf> {

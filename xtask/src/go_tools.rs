@@ -16,6 +16,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     build::{root, run_command},
     kube,
+    platform::Platform,
 };
 
 pub struct GoTools {
@@ -41,6 +42,11 @@ pub struct GoTools {
 impl GoTools {
     /// Returns the folder with the binaries; takes no time when they exist.
     pub fn ensure(&self) -> Result<PathBuf> {
+        self.ensure_for(Platform::own())
+    }
+
+    /// Like [`Self::ensure`], for any platform, if the tools need no C.
+    pub fn ensure_for(&self, platform: Platform) -> Result<PathBuf> {
         let modules = root().join(self.modules);
         let mut digest = Sha256::new();
         for file in self.files {
@@ -49,9 +55,14 @@ impl GoTools {
         }
         digest.update(self.flags);
         let digest = format!("{:x}", digest.finalize());
-        let folder = kube::cache()?.join(format!("{}-{}", self.name, &digest[..12]));
+        let name = if platform == Platform::own() {
+            self.name.to_owned()
+        } else {
+            format!("{}-{}", self.name, platform.architecture())
+        };
+        let folder = kube::cache()?.join(format!("{name}-{}", &digest[..12]));
         if !self.is_complete(&folder) {
-            self.build(&modules, &folder)?;
+            self.build(&modules, &folder, platform)?;
         }
         Ok(folder)
     }
@@ -76,7 +87,7 @@ impl GoTools {
         self.binaries.iter().all(|name| folder.join(name).exists())
     }
 
-    fn build(&self, modules: &Path, folder: &Path) -> Result<()> {
+    fn build(&self, modules: &Path, folder: &Path, platform: Platform) -> Result<()> {
         let go = Command::new("go").arg("version").stdout(Stdio::null()).status();
         if go.is_err() {
             bail!(
@@ -87,7 +98,7 @@ impl GoTools {
         }
         let partial = folder.with_extension(format!("partial-{}", std::process::id()));
         fs::create_dir_all(&partial).with_context(|| format!("making {}", partial.display()))?;
-        let result = self.fill(modules, &partial).and_then(|()| {
+        let result = self.fill(modules, &partial, platform).and_then(|()| {
             if !self.is_complete(&partial) {
                 bail!("go left out some of {}", self.binaries.join(", "));
             }
@@ -100,10 +111,10 @@ impl GoTools {
         result
     }
 
-    fn fill(&self, modules: &Path, partial: &Path) -> Result<()> {
+    fn fill(&self, modules: &Path, partial: &Path, platform: Platform) -> Result<()> {
         let go = |verb: &[&str]| {
             let mut go = kube::go();
-            go.current_dir(modules).env("GOBIN", partial).args(verb).args([
+            go.current_dir(modules).args(verb).args([
                 "-tags",
                 self.tags,
                 "-ldflags",
@@ -112,10 +123,23 @@ impl GoTools {
             if self.needs_c {
                 go.env("CGO_ENABLED", "1");
             }
+            if platform != Platform::own() {
+                go.env("GOARCH", platform.architecture());
+            }
             go
         };
         if !self.packages.is_empty() {
-            run_command(go(&["install"]).args(self.packages))?;
+            // `go install` puts no programs of another platform into GOBIN.
+            let mut make = if platform == Platform::own() {
+                let mut install = go(&["install"]);
+                install.env("GOBIN", partial);
+                install
+            } else {
+                let mut build = go(&["build"]);
+                build.arg("-o").arg(partial);
+                build
+            };
+            run_command(make.args(self.packages))?;
         }
         for (name, package) in self.tests {
             run_command(go(&["test", "-c"]).arg("-o").arg(partial.join(name)).arg(package))?;

@@ -19,6 +19,8 @@ use oci_spec::image::{
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
+use crate::platform::Platform;
+
 pub const OPERATOR: &str = "thuban.dev/operator:0.1.0";
 pub const LOAD_BALANCERS: &str = "thuban.dev/load-balancers:0.1.0";
 pub const TRANSITD: &str = "thuban.dev/transitd:0.1.0";
@@ -48,8 +50,14 @@ pub struct Image<'a> {
 }
 
 impl Image<'_> {
-    /// Writes the archive if one of its files, or this program, is newer; returns its path.
+    /// Writes the archive for this machine's platform if one of its files, or this program, is newer; returns its
+    /// path.
     pub fn write(&self, folder: &Path) -> Result<PathBuf> {
+        self.write_for(Platform::own(), folder)
+    }
+
+    /// Like [`Self::write`]. The files must be the platform's.
+    pub fn write_for(&self, platform: Platform, folder: &Path) -> Result<PathBuf> {
         fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
         let path = folder.join(self.archive);
         let recipe = std::env::current_exe().context("finding this program")?;
@@ -57,7 +65,7 @@ impl Image<'_> {
         if sources.into_iter().all(|source| is_newer(&path, source)) {
             return Ok(path);
         }
-        let bytes = self.archive_bytes()?;
+        let bytes = self.archive_bytes(platform)?;
         // The thread has a folder of its own, because two clusters may be made at once.
         let thread = std::thread::current().id();
         let partial = folder.join(format!(
@@ -70,7 +78,7 @@ impl Image<'_> {
         Ok(path)
     }
 
-    fn archive_bytes(&self) -> Result<Vec<u8>> {
+    fn archive_bytes(&self, platform: Platform) -> Result<Vec<u8>> {
         let layer = self.layer()?;
         let text = |words: &[&str]| words.iter().map(ToString::to_string).collect::<Vec<_>>();
         let run = ConfigBuilder::default()
@@ -80,7 +88,7 @@ impl Image<'_> {
             .build()?;
         let root = RootFsBuilder::default().diff_ids([digest(&layer)]).build()?;
         let config = ImageConfigurationBuilder::default()
-            .architecture(Arch::Amd64)
+            .architecture(Arch::from(platform.architecture()))
             .os(Os::Linux)
             .config(run)
             .rootfs(root)
@@ -197,16 +205,17 @@ fn append<W: Write>(archive: &mut tar::Builder<W>, name: &str, bytes: &[u8], mod
 }
 
 /// Returns JSON whose keys are sorted: oci-spec's maps have another order each time.
-fn json(document: &impl Serialize) -> Result<Vec<u8>> {
+pub fn json(document: &impl Serialize) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&serde_json::to_value(document)?)?)
 }
 
-fn descriptor(media_type: MediaType, blob: &[u8]) -> Result<Descriptor> {
+pub fn descriptor(media_type: MediaType, blob: &[u8]) -> Result<Descriptor> {
     let digest: BlobDigest = digest(blob).parse()?;
     Ok(Descriptor::new(media_type, blob.len() as u64, digest))
 }
 
-fn digest(bytes: &[u8]) -> String {
+/// Returns the digest as images have it.
+pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex_digest(bytes))
 }
 
@@ -226,6 +235,7 @@ mod tests {
     use serde_json::json;
 
     use super::{Image, paths};
+    use crate::platform::Platform;
 
     #[test]
     fn libraries_are_the_paths_of_ldd() {
@@ -247,7 +257,7 @@ mod tests {
             entrypoint: &["/a"],
             command: &[],
         };
-        let bytes = image.archive_bytes().unwrap();
+        let bytes = image.archive_bytes(Platform::Arm64).unwrap();
         let mut archive = tar::Archive::new(&bytes[..]);
         let texts: Vec<String> = archive
             .entries()
@@ -262,7 +272,7 @@ mod tests {
         let (layer, size) = (super::digest(layer.as_bytes()), layer.len());
         assert_eq!(layout, r#"{"imageLayoutVersion":"1.0.0"}"#);
         let expected = json!({
-            "architecture": "amd64",
+            "architecture": "arm64",
             "config": {"Cmd": [], "Entrypoint": ["/a"], "Env": ["PATH=/bin:/"]},
             "os": "linux",
             "rootfs": {"diff_ids": [layer], "type": "layers"},
@@ -304,8 +314,8 @@ mod tests {
             entrypoint: &["/opt/deep/a"],
             command: &[],
         };
-        let first = image.archive_bytes().unwrap();
-        assert!(first == image.archive_bytes().unwrap());
+        let first = image.archive_bytes(Platform::Amd64).unwrap();
+        assert!(first == image.archive_bytes(Platform::Amd64).unwrap());
         let mut names = Vec::new();
         let mut archive = tar::Archive::new(&first[..]);
         for entry in archive.entries().unwrap() {

@@ -2,15 +2,16 @@
 //! `install/load-balancers/`.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
-use crate::build::{Profile, compile, images_files, root, stripped};
+use crate::build::{Profile, compile, images_files, root, stripped_for};
 use crate::go_tools::GoTools;
 use crate::images::{self, Image};
 use crate::install::{NAMESPACE, manifests_in, wait, workload};
+use crate::platform::Platform;
 use crate::progress;
 
 const GOBGPD: GoTools = GoTools {
@@ -31,17 +32,32 @@ const BINARIES: [&str; 4] = ["cidrd", "lbaasd", "lbaasctl", "thuban-speaker"];
 
 /// Builds gobgpd if it doesn't exist; returns its folder.
 pub fn ensure_gobgpd() -> Result<PathBuf> {
-    progress::watched("building gobgpd", || GOBGPD.ensure())
+    ensure_gobgpd_for(Platform::own())
+}
+
+fn ensure_gobgpd_for(platform: Platform) -> Result<PathBuf> {
+    progress::watched("building gobgpd", || GOBGPD.ensure_for(platform))
 }
 
 /// Returns the image, which is made if it is out of date. The tests' binaries must have been built.
 pub fn archive(profile: Profile) -> Result<PathBuf> {
     compile(profile, &PACKAGES, &[])?;
-    let work = images_files(profile)?;
-    let binaries = profile.binaries()?;
-    let mut files = vec![(ensure_gobgpd()?.join("gobgpd"), "/bin/gobgpd".to_owned())];
+    let platform = Platform::own();
+    archive_of(
+        platform,
+        &profile.binaries()?,
+        &images_files(profile)?,
+        &profile.images(),
+    )
+}
+
+/// Returns the image of a platform, from the binaries in a folder. `work`: where copies of them may be; `folder`: of
+/// the platform's images.
+pub fn archive_of(platform: Platform, binaries: &Path, work: &Path, folder: &Path) -> Result<PathBuf> {
+    let gobgpd = ensure_gobgpd_for(platform)?.join("gobgpd");
+    let mut files = vec![(gobgpd, "/bin/gobgpd".to_owned())];
     for name in BINARIES {
-        let binary = stripped(&binaries.join(name), &work.join(name), "--strip-debug")?;
+        let binary = stripped_for(platform, &binaries.join(name), &work.join(name), "--strip-debug")?;
         files.push((binary, format!("/bin/{name}")));
     }
     let image = Image {
@@ -52,7 +68,7 @@ pub fn archive(profile: Profile) -> Result<PathBuf> {
         entrypoint: &[],
         command: &[],
     };
-    image.write(&profile.images().join("more"))
+    image.write_for(platform, &folder.join("more"))
 }
 
 /// Imports the image on all nodes.

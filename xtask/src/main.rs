@@ -19,6 +19,7 @@ mod cluster;
 mod cni_tools;
 mod conformance;
 mod crds;
+mod cross;
 mod dashboards;
 mod demo;
 mod deps;
@@ -36,6 +37,7 @@ mod machine;
 mod manifests;
 mod observe;
 mod otlp;
+mod platform;
 mod progress;
 mod prometheus;
 mod publish;
@@ -66,7 +68,7 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
-    /// Push the images to a registry, or list what is in them
+    /// Push the images to a registry, list what is in them, or start those of arm64 under emulation
     Images {
         #[command(subcommand)]
         action: publish::Action,

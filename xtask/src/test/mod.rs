@@ -244,7 +244,7 @@ fn run_e2e(binary: &Binary, names: &[&Binary], others: Others, times: &mut Times
     times.stage("e2e: images", |_| build::images(Profile::Test))?;
     let pushed = Sum::one(
         "images in a registry",
-        step("images in a registry", publish::check),
+        step("images in a registry", publish::registry::check),
     );
     let shares = times.stage("e2e: clusters and tests", |_| {
         thread::scope(|scope| {

@@ -1,0 +1,156 @@
+//! `cargo xtask images check-arm64`: starts each program of arm64's images on an x86-64 machine, by qemu's user mode.
+//!
+//! This shows that programs and libraries are there and fit. qemu's user mode has neither BPF nor nf_tables, so the
+//! data plane is not tried.
+
+use std::{
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use anyhow::{Context, Result, ensure};
+use oci_spec::image::{ImageIndex, ImageManifest};
+
+use super::{IMAGES, folder_beside, layout::Layout};
+use crate::{
+    build::{Profile, step},
+    cross, deps,
+    platform::Platform,
+};
+
+/// A program, how it is started, and what it must print.
+struct Start {
+    program: &'static str,
+    arguments: &'static [&'static str],
+    environment: &'static [(&'static str, &'static str)],
+    input: &'static str,
+    printed: &'static str,
+}
+
+/// A program that prints its version.
+const fn versioned(program: &'static str, printed: &'static str) -> Start {
+    Start {
+        program,
+        arguments: &["--version"],
+        environment: &[],
+        input: "",
+        printed,
+    }
+}
+
+const OWN: &str = env!("CARGO_PKG_VERSION");
+const OPERATOR: [Start; 1] = [versioned("bin/thuban-operator", OWN)];
+const TRANSITD: [Start; 3] = [
+    versioned("bin/transitd", OWN),
+    Start {
+        program: "opt/thuban/thuban",
+        arguments: &[],
+        environment: &[("CNI_COMMAND", "VERSION")],
+        input: r#"{"cniVersion": "1.1.0"}"#,
+        printed: "supportedVersions",
+    },
+    // nft asks the kernel for nf_tables even to print its version, so only its loader runs.
+    Start {
+        program: "lib/ld-linux-aarch64.so.1",
+        arguments: &["--list", "/bin/nft"],
+        environment: &[],
+        input: "",
+        printed: "libnftables.so",
+    },
+];
+const LOAD_BALANCERS: [Start; 5] = [
+    versioned("bin/cidrd", OWN),
+    versioned("bin/lbaasd", OWN),
+    versioned("bin/lbaasctl", OWN),
+    versioned("bin/thuban-speaker", OWN),
+    versioned("bin/gobgpd", "gobgpd version"),
+];
+
+/// Builds the images of arm64 and starts their programs.
+pub fn check() -> Result<()> {
+    deps::ensure_more(&deps::EMULATION_PACKAGES)?;
+    cross::images()?;
+    step("programs of arm64 under emulation", || {
+        for (key, archive, name) in IMAGES {
+            let programs: &[Start] = match key {
+                "operator" => &OPERATOR,
+                "transitd" => &TRANSITD,
+                _ => &LOAD_BALANCERS,
+            };
+            let archive = Profile::Release.images_for(Platform::Arm64).join(archive);
+            check_image(&archive, programs).with_context(|| name.to_owned())?;
+        }
+        Ok(())
+    })
+}
+
+fn check_image(archive: &Path, programs: &[Start]) -> Result<()> {
+    let layout = Layout::of(
+        &[(Platform::Arm64, archive.to_path_buf())],
+        folder_beside(archive),
+    )?;
+    let root = layout.folder().join("root");
+    unpack(layout.folder(), &root)?;
+    for start in programs {
+        let printed = printed(start, &root).with_context(|| format!("starting /{}", start.program))?;
+        ensure!(
+            printed.contains(start.printed),
+            "/{} printed no {:?}: {printed}",
+            start.program,
+            start.printed
+        );
+        println!(
+            "    /{}: {}",
+            start.program,
+            printed.lines().next().unwrap_or_default().trim()
+        );
+    }
+    Ok(())
+}
+
+/// Unpacks the layers of a layout's only image.
+fn unpack(layout: &Path, root: &Path) -> Result<()> {
+    let blob = |digest: &str| layout.join(digest.replace("sha256:", "blobs/sha256/"));
+    let index = ImageIndex::from_file(layout.join("index.json")).context("reading the index")?;
+    let manifest = index.manifests().first().context("an image")?;
+    let manifest =
+        ImageManifest::from_file(blob(&manifest.digest().to_string())).context("reading the manifest")?;
+    for layer in manifest.layers() {
+        let path = blob(&layer.digest().to_string());
+        let file = fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
+        tar::Archive::new(file)
+            .unpack(root)
+            .with_context(|| format!("unpacking {}", path.display()))?;
+    }
+    Ok(())
+}
+
+/// Starts a program of an image by qemu, and returns what it printed.
+fn printed(start: &Start, root: &Path) -> Result<String> {
+    let mut child = Command::new("qemu-aarch64")
+        .arg("-L")
+        .arg(root)
+        .arg(root.join(start.program))
+        .args(start.arguments)
+        .envs(start.environment.iter().copied())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("starting qemu-aarch64")?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // A program that reads nothing may have ended.
+        let _ = stdin.write_all(start.input.as_bytes());
+    }
+    let output = child.wait_with_output().context("waiting for qemu-aarch64")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    ensure!(
+        output.status.success(),
+        "{}: {text}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(text)
+}
