@@ -22,7 +22,7 @@ const FAST: &str = "1G";
 /// The least time of a limited stream: a burst passes at once.
 const LIMITED: Duration = Duration::from_millis(1_800);
 /// The most time of a stream without such a limit. A stream that a busy machine held up is sent again.
-const UNLIMITED: Duration = Duration::from_millis(1_000);
+const UNLIMITED: Duration = Duration::from_secs(1);
 /// A limit changes at most once in 30 s.
 const CHANGED: Duration = Duration::from_mins(2);
 const STREAM_TIMEOUT: Duration = Duration::from_secs(20);
