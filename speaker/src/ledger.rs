@@ -323,7 +323,7 @@ fn without_password<'a>(
 
 #[cfg(test)]
 pub mod tests {
-    #![allow(clippy::unwrap_used)]
+    #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
     use std::net::Ipv4Addr;
 

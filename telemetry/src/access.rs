@@ -308,7 +308,7 @@ pub(crate) mod tests {
             "nonResourceAttributes": {"path": "/metrics", "verb": "get"},
         });
         assert_eq!(*server.rights.lock().unwrap(), [expected]);
-        advance(ADMITTED_FOR - Duration::from_secs(1)).await;
+        advance(ADMITTED_FOR.saturating_sub(Duration::from_secs(1))).await;
         assert_eq!(access.judge("reader").await, Ok(()));
         assert_eq!(server.reviews(), 0);
         advance(Duration::from_secs(1)).await;

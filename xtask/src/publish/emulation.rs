@@ -116,9 +116,9 @@ fn unpack(layout: &Path, root: &Path) -> Result<()> {
     let index = ImageIndex::from_file(layout.join("index.json")).context("reading the index")?;
     let manifest = index.manifests().first().context("an image")?;
     let manifest =
-        ImageManifest::from_file(blob(&manifest.digest().to_string())).context("reading the manifest")?;
+        ImageManifest::from_file(blob(manifest.digest().as_ref())).context("reading the manifest")?;
     for layer in manifest.layers() {
-        let path = blob(&layer.digest().to_string());
+        let path = blob(layer.digest().as_ref());
         let file = fs::File::open(&path).with_context(|| format!("opening {}", path.display()))?;
         tar::Archive::new(file)
             .unpack(root)

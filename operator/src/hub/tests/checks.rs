@@ -42,8 +42,8 @@ fn checked(last: u8, failure: Option<CheckFailure>) -> Checked {
     }
 }
 
-fn say(hub: &Hub, droplet: &str, checked: Vec<Checked>) {
-    hub.note_checks(droplet, &checked);
+fn say(hub: &Hub, droplet: &str, checked: &[Checked]) {
+    hub.note_checks(droplet, checked);
 }
 
 /// Returns the numbers of resting backends in each row of the front that waits on the stream.
@@ -64,9 +64,9 @@ async fn rows_follow_checks_all_at_once() {
     let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
     assert_eq!(fronts(&mut stream), [0]);
     for _ in 0..10 {
-        say(&hub, "a", vec![checked(1, Some(CheckFailure::Refused))]);
-        say(&hub, "a", vec![checked(1, None)]);
-        say(&hub, "b", vec![checked(2, Some(CheckFailure::Timeout))]);
+        say(&hub, "a", &[checked(1, Some(CheckFailure::Refused))]);
+        say(&hub, "a", &[checked(1, None)]);
+        say(&hub, "b", &[checked(2, Some(CheckFailure::Timeout))]);
     }
     assert_eq!(fronts(&mut stream), [0; 0]);
     hub.look_for_suspects();
@@ -77,7 +77,7 @@ async fn rows_follow_checks_all_at_once() {
         state: CheckState::Unspecified.into(),
         ..checked(2, None)
     };
-    say(&hub, "b", vec![unknown]);
+    say(&hub, "b", &[unknown]);
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [0]);
 }
@@ -91,7 +91,7 @@ async fn a_backend_that_alternates_changes_rows_seldom() {
     let mut changes = 0;
     for second in 0..60 {
         let failure = (second % 2 == 0).then_some(CheckFailure::Refused);
-        say(&hub, "a", vec![checked(1, failure)]);
+        say(&hub, "a", &[checked(1, failure)]);
         hub.look_for_suspects();
         let rows = fronts(&mut stream);
         if second == 0 {
@@ -110,14 +110,14 @@ async fn a_droplet_is_heard_of_so_many_backends_a_second() {
     let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
     assert_eq!(fronts(&mut stream), [0]);
     for _ in 0..4 {
-        say(&hub, "a", vec![checked(9, None); MAX_CHECKS]);
+        say(&hub, "a", &[checked(9, None); MAX_CHECKS]);
     }
-    say(&hub, "a", vec![checked(1, Some(CheckFailure::Refused))]);
-    say(&hub, "b", vec![checked(2, Some(CheckFailure::Timeout))]);
+    say(&hub, "a", &[checked(1, Some(CheckFailure::Refused))]);
+    say(&hub, "b", &[checked(2, Some(CheckFailure::Timeout))]);
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [1], "the other droplet's");
     tokio::time::advance(Duration::from_secs(1)).await;
-    say(&hub, "a", vec![checked(1, Some(CheckFailure::Refused))]);
+    say(&hub, "a", &[checked(1, Some(CheckFailure::Refused))]);
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [2]);
 }
@@ -128,7 +128,7 @@ async fn a_new_leader_knows_what_fails_by_the_hello() {
     hub.hold_back(Duration::ZERO);
     hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
     let hello = |last| Hello {
-        checks: vec![checked(last, Some(CheckFailure::Timeout))],
+        checks: &[checked(last, Some(CheckFailure::Timeout))],
         ..Hello::default()
     };
     let (_, mut stream) = hub.open_after(&hello(1), "a", &[], Kinds::all());
@@ -144,7 +144,7 @@ async fn a_new_leader_hears_droplets_before_it_serves() {
     hub.hold_back(Duration::ZERO);
     hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
     let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
-    say(&hub, "a", vec![checked(1, Some(CheckFailure::Status))]);
+    say(&hub, "a", &[checked(1, Some(CheckFailure::Status))]);
     hub.look_for_suspects();
     assert!(hub.take_members().is_empty(), "other droplets are still to say");
     hub.serve();
