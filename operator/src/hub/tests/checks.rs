@@ -110,7 +110,7 @@ async fn a_droplet_is_heard_of_so_many_backends_a_second() {
     let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
     assert_eq!(fronts(&mut stream), [0]);
     for _ in 0..4 {
-        say(&hub, "a", &[checked(9, None); MAX_CHECKS]);
+        say(&hub, "a", &vec![checked(9, None); MAX_CHECKS]);
     }
     say(&hub, "a", &[checked(1, Some(CheckFailure::Refused))]);
     say(&hub, "b", &[checked(2, Some(CheckFailure::Timeout))]);
