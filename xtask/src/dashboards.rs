@@ -199,7 +199,7 @@ mod tests {
     #[test]
     fn a_query_without_series_is_wrong_only_if_its_metric_is() {
         let known = [
-            "thuban_operator_ack_seconds",
+            "thuban_operator_ack_duration_seconds",
             "thuban_operator_nacks",
             "thuban_operator_leader",
         ];
@@ -207,7 +207,7 @@ mod tests {
         let of = |query: &str| judge(query, false, &known);
         assert_eq!(of("sum(rate(thuban_operator_nacks_total[5m]))"), Verdict::Quiet);
         assert_eq!(
-            of("rate(thuban_operator_ack_seconds_bucket{le=\"1\"}[5m])"),
+            of("rate(thuban_operator_ack_duration_seconds_bucket{le=\"1\"}[5m])"),
             Verdict::Quiet
         );
         assert_eq!(

@@ -142,7 +142,11 @@ impl Metrics {
             "Looks at objects, by kind and result",
             metrics.reconciles.clone(),
         );
-        registry.register("reconcile_seconds", "How long they took", metrics.seconds.clone());
+        registry.register(
+            "reconcile_duration_seconds",
+            "How long they took",
+            metrics.seconds.clone(),
+        );
         registry.register(
             "queue_depth",
             "Objects that wait for a look",
@@ -159,7 +163,7 @@ impl Metrics {
             metrics.snapshots.clone(),
         );
         registry.register(
-            "ack_seconds",
+            "ack_duration_seconds",
             "From sending rows to their ack",
             metrics.acks.clone(),
         );
@@ -473,7 +477,7 @@ mod tests {
         let mut stream = Stream::default();
         let (rows, acks) = (
             r#"thuban_operator_rows_sent_total{change="upsert"}"#,
-            "thuban_operator_ack_seconds_count",
+            "thuban_operator_ack_duration_seconds_count",
         );
         let before = (value(rows), value(acks));
         stream.sends(&program(1, 3, true));

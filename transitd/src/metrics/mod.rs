@@ -131,7 +131,11 @@ impl Metrics {
         };
         let registry = &mut metrics.registry;
         registry.register("cni", "CNI verbs answered, by code", metrics.verbs.clone());
-        registry.register("cni_seconds", "How long they took", metrics.seconds.clone());
+        registry.register(
+            "cni_duration_seconds",
+            "How long they took",
+            metrics.seconds.clone(),
+        );
         registry.register(
             "stream_attempts",
             "Times that the operator was dialled",
@@ -261,7 +265,7 @@ mod tests {
             r#"thuban_transitd_reclaimed_total{kind="veth"} 2"#,
             r#"thuban_transitd_dns_queries_total{result="unknown_source"} 1"#,
             r#"thuban_transitd_dns_connections_refused_total{reason="limited"} 1"#,
-            r#"thuban_transitd_cni_seconds_count{verb="ADD"} 1"#,
+            r#"thuban_transitd_cni_duration_seconds_count{verb="ADD"} 1"#,
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

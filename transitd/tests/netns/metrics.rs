@@ -108,7 +108,7 @@ fn what_happens_on_the_node_is_counted() {
         (r#"drops_total{reason="outside_vpc"}"#, 3),
         (r#"cni_total{verb="ADD",code="0"}"#, 2),
         (r#"cni_total{verb="ADD",code="4"}"#, 1),
-        (r#"cni_seconds_count{verb="ADD"}"#, 3),
+        (r#"cni_duration_seconds_count{verb="ADD"}"#, 3),
         ("stream", 1),
         ("epoch", 1),
         ("ready", 1),

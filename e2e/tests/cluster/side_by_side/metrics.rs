@@ -42,10 +42,10 @@ fn one_replica_leads_and_counts_what_it_does() {
     for series in [
         "epoch",
         r#"reconciles_total{kind="Endpoint",result="ok",reason=""}"#,
-        r#"reconcile_seconds_count{kind="Droplet"}"#,
+        r#"reconcile_duration_seconds_count{kind="Droplet"}"#,
         r#"rows_sent_total{change="upsert"}"#,
         "snapshots_sent_total",
-        "ack_seconds_count",
+        "ack_duration_seconds_count",
     ] {
         assert!(value(series) > 0.0, "{series}: {leader:#?}");
     }
