@@ -20,13 +20,14 @@ use crate::controller::cache::policies_told::PoliciesTold;
 use crate::controller::cache::reservations::Reservations;
 use crate::controller::cache::slices::Slices;
 use crate::controller::cache::stores::Stores;
+use crate::controller::policy_state;
 use crate::controller::runtime::clocks::Clocks;
 use crate::controller::runtime::events::Events;
 use crate::controller::runtime::heartbeat::Heartbeats;
 use crate::controller::runtime::objects::Object;
 use crate::controller::runtime::waits::Waits;
 use crate::hub::{Health, Hub};
-use crate::metrics::{DropletCounts, Leadership};
+use crate::metrics::{DropletCounts, Leadership, Told};
 use crate::model::cached::internal_ips;
 use crate::model::world::World;
 use crate::rate_limit::RateLimit;
@@ -233,6 +234,10 @@ impl Leadership for Context {
             ("Bouncer", phases!(bouncers)),
             ("Droplet", phases!(droplets)),
         ]
+    }
+
+    fn policies(&self) -> Vec<Told> {
+        policy_state::told_of_all(self)
     }
 
     fn rows_without_room(&self) -> usize {

@@ -29,6 +29,7 @@ use crate::controller::runtime::objects::{
 };
 use crate::controller::runtime::watch::Change;
 use crate::hub::{PolicyStanding, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
+use crate::metrics;
 use crate::model::cached::NetworkPolicy;
 use crate::model::denial_reports::{Gathered, note_peers, sum};
 
@@ -142,7 +143,14 @@ pub fn tell<K: Object>(policy: &K, name: &str, known: &[Condition], context: &Co
     let standing = standing.unwrap_or_default();
     let mut next = Action::await_change();
     if !is_waiting {
-        context.clocks.forget(Timed::PolicyWait, &whose);
+        let waited = context.clocks.take(Timed::PolicyWait, &whose);
+        let is_provisioned = news
+            .as_ref()
+            .is_some_and(|news| news.status == ConditionStatus::True);
+        // A write that fails is tried again, and nothing has waited by then.
+        if let Some(waited) = waited.filter(|_| is_provisioned) {
+            metrics::policy_provisioned(waited);
+        }
     } else if context.clocks.known_for(Timed::PolicyWait, &whose) < CONDITION_DELAY {
         return Told {
             standing,
@@ -190,6 +198,41 @@ fn news(standing: &PolicyStanding, known: Option<&Condition>, generation: Option
         (false, WAITS_FOR_ACKS)
     };
     Some(condition(PROVISIONED, is_true, reason, &message, generation))
+}
+
+/// Returns what is told of each policy.
+pub fn told_of_all(context: &Context) -> Vec<metrics::Told> {
+    let policies = context.stores.network_policies.state();
+    let namespaced = policies.iter().map(|policy| {
+        let state = known(
+            &policy.namespace().unwrap_or_default(),
+            &policy.name_any(),
+            context,
+        );
+        let state = state.filter(|state| is_of(state, &**policy));
+        let status = state.as_ref().and_then(|state| state.status.as_ref());
+        told_of(
+            status.map_or(&[][..], |status| &status.conditions[..]),
+            policy.metadata.generation,
+        )
+    });
+    let policies = context.stores.cluster_policies.state();
+    let cluster = policies.iter().map(|policy| {
+        let status = policy.status.as_ref();
+        told_of(
+            status.map_or(&[][..], |status| &status.conditions[..]),
+            policy.metadata.generation,
+        )
+    });
+    namespaced.chain(cluster).collect()
+}
+
+/// Returns what conditions tell of this generation of a policy.
+fn told_of(conditions: &[Condition], generation: Option<i64>) -> metrics::Told {
+    metrics::CONDITIONS.map(|kind| {
+        let told = find(conditions, kind).filter(|told| told.observed_generation == generation);
+        told.map_or(ConditionStatus::Unknown, |told| told.status)
+    })
 }
 
 /// Brings the PolicyState of a NetworkPolicy up to date.
@@ -359,7 +402,10 @@ fn state_of<K: Object>(policy: &K, namespace: &str) -> PolicyState {
 
 #[cfg(test)]
 mod tests {
-    use super::{PolicyStanding, Sights, TABLE_FULL, WAITS_FOR_ACKS, annotation_news, news, without_effect};
+    use super::{
+        ConditionStatus, PolicyStanding, Sights, TABLE_FULL, WAITS_FOR_ACKS, annotation_news, condition,
+        news, told_of, without_effect,
+    };
 
     #[test]
     fn values_of_the_annotation_without_effect_are_told() {
@@ -390,6 +436,18 @@ mod tests {
         assert!(news("a", Some("Yes")), "another value");
         assert!(!news("a", Some("true")) && !news("b", None));
         assert!(news("a", Some("Yes")) && news("b", Some("yes")), "set again");
+    }
+
+    #[test]
+    fn what_is_told_of_an_earlier_generation_is_unknown() {
+        let told = [
+            condition("Accepted", true, "Accepted", "", Some(2)),
+            condition("Provisioned", true, "Acknowledged", "", Some(1)),
+        ];
+        let is_true = ConditionStatus::True;
+        assert_eq!(told_of(&told, Some(2)), [is_true, ConditionStatus::Unknown]);
+        assert_eq!(told_of(&told, Some(1))[1], is_true);
+        assert_eq!(told_of(&[], Some(1)), [ConditionStatus::Unknown; 2]);
     }
 
     #[test]

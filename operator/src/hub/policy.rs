@@ -10,6 +10,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tracing::info;
 
 use super::{Hub, State};
+use crate::metrics;
 use crate::model::acks::{Acks, Marks};
 use crate::model::rows::Key;
 
@@ -116,7 +117,12 @@ impl Hub {
         }
         let has_ended = waiting.len() < acked.len();
         if state.held.is_none() {
+            let has_news = state.world.has_policy_news();
+            let began = Instant::now();
             waiting.extend(state.world.roll_out(now));
+            if has_news {
+                metrics::policies_compiled(began.elapsed());
+            }
         }
         self.send(state);
         if !waiting.is_empty() {

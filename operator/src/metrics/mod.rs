@@ -3,6 +3,7 @@
 //! Invariant: no label holds the name of an object, a pod or a tenant, so that the number of series is bounded and a
 //! scrape reveals nothing of tenants. Hooks are one call each; counts are of the process, states of its leadership.
 
+mod policy;
 pub mod serve;
 
 use std::collections::{HashSet, VecDeque};
@@ -24,6 +25,9 @@ use thuban_proto::transit::{DropletMessage, OperatorMessage, droplet_message, op
 use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
+use policy::PolicyMetrics;
+pub use policy::{CONDITIONS, Told, policies_compiled, policy_provisioned};
+
 /// The states that a leadership reports when it is asked.
 pub trait Leadership: Send + Sync {
     /// Returns when the hub has answered: a hub that is stuck never answers.
@@ -34,6 +38,8 @@ pub trait Leadership: Send + Sync {
     /// Returns the phases of all objects that have one, kind by kind; none: no status yet.
     fn phases(&self) -> Vec<(&'static str, Vec<Option<Phase>>)>;
     fn network_policies(&self) -> usize;
+    /// Returns what is told of each NetworkPolicy and ClusterNetworkPolicy.
+    fn policies(&self) -> Vec<Told>;
     /// Returns how many rows droplets have no room for.
     fn rows_without_room(&self) -> usize;
 }
@@ -102,6 +108,7 @@ struct Metrics {
     droplets: Family<InState, Gauge>,
     objects: Family<InPhase, Gauge>,
     network_policies: Gauge,
+    policies: PolicyMetrics,
     rows_without_room: Gauge,
     ca_expiry: Gauge,
 }
@@ -133,6 +140,7 @@ impl Metrics {
             droplets: Family::default(),
             objects: Family::default(),
             network_policies: Gauge::default(),
+            policies: PolicyMetrics::default(),
             rows_without_room: Gauge::default(),
             ca_expiry: Gauge::default(),
         };
@@ -206,6 +214,7 @@ impl Metrics {
             "When the CA expires that has signed this process's certificate",
             metrics.ca_expiry.clone(),
         );
+        metrics.policies.register(registry);
         metrics
     }
 
@@ -215,6 +224,7 @@ impl Metrics {
             self.droplets.clear();
             self.objects.clear();
             self.network_policies.set(0);
+            self.policies.clear();
             self.rows_without_room.set(0);
             return;
         };
@@ -233,6 +243,7 @@ impl Metrics {
         let policies = leadership.network_policies();
         self.network_policies
             .set(i64::try_from(policies).unwrap_or(i64::MAX));
+        self.policies.show(&leadership.policies());
         let rows = leadership.rows_without_room();
         self.rows_without_room
             .set(i64::try_from(rows).unwrap_or(i64::MAX));

@@ -49,6 +49,15 @@ fn one_replica_leads_and_counts_what_it_does() {
     ] {
         assert!(value(series) > 0.0, "{series}: {leader:#?}");
     }
+    // There may be no policy at this moment.
+    for series in [
+        r#"policies{condition="Accepted",status="True"}"#,
+        r#"policies{condition="Provisioned",status="Unknown"}"#,
+        "policy_compile_duration_seconds_count",
+        "policy_provisioned_duration_seconds_count",
+    ] {
+        assert!(value(series) >= 0.0, "{series}: {leader:#?}");
+    }
     let names: Vec<String> = tenants().pods.iter().map(|pod| pod.name.clone()).collect();
     for series in leader.keys() {
         assert!(

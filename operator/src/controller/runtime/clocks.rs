@@ -110,6 +110,13 @@ impl Clocks {
         known.remove(&(what, whose.to_owned()));
     }
 
+    /// Forgets the time, and returns how long it has been known.
+    pub fn take(&self, what: Timed, whose: &str) -> Option<Duration> {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let since = known.remove(&(what, whose.to_owned()))?;
+        Some(since.elapsed())
+    }
+
     /// Returns the rest of `time` since it was first asked about.
     pub fn remaining(&self, what: Timed, whose: &str, time: Duration) -> Option<Duration> {
         time.checked_sub(self.known_for(what, whose))
@@ -141,6 +148,9 @@ mod tests {
         );
         clocks.forget(Timed::RoleWait, "a");
         assert!(clocks.known_for(Timed::RoleWait, "a").is_zero());
+        tokio::time::advance(Duration::from_secs(3)).await;
+        assert_eq!(clocks.take(Timed::RoleWait, "a"), Some(Duration::from_secs(3)));
+        assert_eq!(clocks.take(Timed::RoleWait, "a"), None);
     }
 
     #[tokio::test(start_paused = true)]
