@@ -193,7 +193,7 @@ fn serve_metrics(node: &Arc<Node>, client: Option<&kube::Client>) -> Result<(), 
     let Some(address) = metrics_address(node) else {
         return Ok(());
     };
-    let pages = MetricsPage(Arc::clone(node));
+    let pages = MetricsPage::new(Arc::clone(node));
     match node.settings.metrics_address {
         MetricsAddress::Loopback => {
             tokio::spawn(thuban_telemetry::serve(address, SETTING, pages));

@@ -9,6 +9,7 @@ use thiserror::Error;
 use thuban_common::counters::Counter;
 use thuban_rows::Kind;
 use thuban_telemetry::{Answer, Pages};
+use tokio::sync::Mutex;
 
 use crate::cni::error::chain;
 use crate::cni::{spool, status};
@@ -18,9 +19,10 @@ use crate::dataplane::filter;
 use crate::dataplane::policy::{BLOCKS, GRANTS, LISTS};
 use crate::dataplane::quota;
 use crate::dataplane::tables::{self, TableError};
-use crate::metrics::{self, Observed, Rows};
+use crate::metrics::{self, Observed, PodTraffic, Rows};
 use crate::netfilter;
-use crate::netlink::NetlinkError;
+use crate::netlink::traffic::{self, Traffic};
+use crate::netlink::{self, NetlinkError};
 use crate::node::Node;
 use crate::state::State;
 
@@ -38,26 +40,39 @@ enum ScrapeError {
 }
 
 #[derive(Debug)]
-pub struct MetricsPage(pub Arc<Node>);
+pub struct MetricsPage {
+    node: Arc<Node>,
+    /// Locked from before interfaces are read, so that a later scrape never adds an earlier reading.
+    pod_traffic: Mutex<PodTraffic>,
+}
+
+impl MetricsPage {
+    pub fn new(node: Arc<Node>) -> Self {
+        Self {
+            node,
+            pod_traffic: Mutex::default(),
+        }
+    }
+
+    async fn text(&self) -> Result<String, ScrapeError> {
+        let observed = observe(&self.node, &self.pod_traffic).await?;
+        Ok(metrics::text(&observed)?)
+    }
+}
 
 impl Pages for MetricsPage {
     async fn answer(&self, path: &str) -> Answer {
         if path != "/metrics" {
             return Answer::Unknown("there is /metrics");
         }
-        match text(&self.0).await {
+        match self.text().await {
             Ok(text) => Answer::Metrics(text),
             Err(error) => Answer::Failed(chain(&error)),
         }
     }
 }
 
-async fn text(node: &Node) -> Result<String, ScrapeError> {
-    let observed = observe(node).await?;
-    Ok(metrics::text(&observed)?)
-}
-
-async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
+async fn observe(node: &Node, pod_traffic: &Mutex<PodTraffic>) -> Result<Observed, ScrapeError> {
     let maps = node.settings.pins.maps();
     let is_drop = |name| Counter::ALL.iter().any(|c| c.name() == name && c.is_drop());
     let counted = counters::read(&maps)?.into_iter();
@@ -77,6 +92,7 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
         let capacity = tables::capacity(&maps, table)?;
         rows.insert(table, Rows { held, capacity });
     }
+    let (uplink, sent_by_pods) = bytes(node, &looked.interfaces, pod_traffic).await?;
     let attachments = looked.interfaces.len();
     let mut attachments_without_agent = 0;
     for interface in looked.interfaces {
@@ -88,6 +104,8 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
         rows,
         packets,
         drops,
+        uplink,
+        sent_by_pods,
         epoch: looked.epoch,
         is_ready: status::run(node).await.is_ok(),
         spooled_dels: spool::waiting(node),
@@ -97,6 +115,24 @@ async fn observe(node: &Node) -> Result<Observed, ScrapeError> {
         policy_classes: looked.policy_classes,
         policy_flows: looked.flows,
     })
+}
+
+/// Returns the bytes of the uplink, and those that pods have sent by these interfaces.
+async fn bytes(
+    node: &Node,
+    interfaces: &[u32],
+    pod_traffic: &Mutex<PodTraffic>,
+) -> Result<(Option<Traffic>, u64), ScrapeError> {
+    let mut pods = pod_traffic.lock().await;
+    let look = async { traffic::read(&netlink::connect()?).await };
+    let all = netlink::in_time(look).await?;
+    // What the node's end of a veth has received, the pod has sent. What a pod receives is not counted at that end:
+    // programs redirect it to the other one.
+    let sent = interfaces
+        .iter()
+        .filter_map(|interface| Some((*interface, all.get(interface)?.received)));
+    let sent = pods.look(sent.collect());
+    Ok((all.get(&node.uplink.ifindex).copied(), sent))
 }
 
 /// The part of the state that is told.

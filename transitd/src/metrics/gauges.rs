@@ -8,7 +8,8 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 
-use super::{Because, InTable};
+use super::{Because, InTable, OfInterface};
+use crate::netlink::traffic::Traffic;
 
 /// The state of the node that a look found.
 #[derive(Debug)]
@@ -21,6 +22,10 @@ pub struct Observed {
     pub packets: Vec<(&'static str, u64)>,
     /// Those of `packets` that count dropped packets, and no others.
     pub drops: Vec<(&'static str, u64)>,
+    /// Bytes of the uplink since it was made; `None`: it is gone.
+    pub uplink: Option<Traffic>,
+    /// Bytes that pods have sent.
+    pub sent_by_pods: u64,
     /// The epoch of the operator, while its stream is open and has sent this node's program.
     pub epoch: Option<u64>,
     pub is_ready: bool,
@@ -46,6 +51,7 @@ pub(super) struct Gauges {
     capacity: Family<InTable, Gauge>,
     packets: Family<Because, Counter<u64, AtomicU64>>,
     drops: Family<Because, Counter<u64, AtomicU64>>,
+    bytes: Family<OfInterface, Counter<u64, AtomicU64>>,
     stream: Gauge,
     epoch: Gauge,
     ready: Gauge,
@@ -66,6 +72,7 @@ impl Gauges {
             capacity: Family::default(),
             packets: Family::default(),
             drops: Family::default(),
+            bytes: Family::default(),
             stream: Gauge::default(),
             epoch: Gauge::default(),
             ready: Gauge::default(),
@@ -124,6 +131,11 @@ impl Gauges {
             gauges.packets.clone(),
         );
         registry.register("drops", "Packets dropped, by reason", gauges.drops.clone());
+        registry.register(
+            "bytes",
+            "Bytes that the uplink has received and sent, and that pods have sent",
+            gauges.bytes.clone(),
+        );
         gauges
     }
 
@@ -134,6 +146,17 @@ impl Gauges {
                 let counter = family.get_or_create(&Because { reason });
                 counter.inner().store(*value, Ordering::Relaxed);
             }
+        }
+        let uplink = observed.uplink.into_iter();
+        let uplink = uplink.flat_map(|uplink| {
+            [
+                ("uplink", "received", uplink.received),
+                ("uplink", "sent", uplink.sent),
+            ]
+        });
+        for (interface, direction, bytes) in uplink.chain([("pods", "sent", observed.sent_by_pods)]) {
+            let counter = self.bytes.get_or_create(&OfInterface { interface, direction });
+            counter.inner().store(bytes, Ordering::Relaxed);
         }
         for (table, rows) in &observed.rows {
             let of = InTable { table };

@@ -6,6 +6,7 @@
 
 mod dns;
 mod gauges;
+mod pod_traffic;
 
 use std::sync::LazyLock;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use crate::attachments::store::StoreError;
 
 pub use dns::{DnsMetrics, DnsResult};
 pub use gauges::{Observed, Rows};
+pub use pod_traffic::PodTraffic;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfVerb {
@@ -48,6 +50,12 @@ struct InTable {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Because {
     reason: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfInterface {
+    interface: &'static str,
+    direction: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -12,6 +12,7 @@ pub mod on_link;
 pub mod pod;
 pub mod shaper;
 pub mod sysctl;
+pub mod traffic;
 pub mod uplink;
 pub mod veth;
 pub mod virtio;

@@ -94,8 +94,16 @@ fn what_happens_on_the_node_is_counted() {
     rig.pod_namespace("p3");
     let (exit, _) = rig.plugin("ADD", "stranger", "1.1.0", json!({}));
     assert_eq!(exit, 1);
+    let before = rig.metrics();
     rig.send_pings("p1", "10.9.9.9", 3);
     let seen = rig.metrics();
+    let bytes = r#"bytes_total{interface="pods",direction="sent"}"#;
+    // Three pings without data, with their headers of Ethernet, IP and ICMP.
+    assert!(seen[bytes] >= before[bytes] + 3 * 42, "{before:#?} {seen:#?}");
+    for direction in ["received", "sent"] {
+        let bytes = format!(r#"bytes_total{{interface="uplink",direction="{direction}"}}"#);
+        assert!(seen[&bytes] >= before[&bytes], "{bytes}: {seen:#?}");
+    }
     let expected: &[(&str, u64)] = &[
         ("attachments", 2),
         ("attachments_adopted", 0),
