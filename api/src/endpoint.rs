@@ -61,7 +61,7 @@ pub struct ServiceRef {
     namespaced,
     status = "EndpointStatus",
     selectable = ".spec.network",
-    printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
+    printcolumn(name = "VPC", type_ = "string", json_path = ".status.vpc"),
     printcolumn(name = "Network", type_ = "string", json_path = ".spec.network"),
     printcolumn(name = "Address", type_ = "string", json_path = ".status.addresses[0]"),
     printcolumn(name = "Second", type_ = "string", json_path = ".status.addresses[1]"),
@@ -79,6 +79,11 @@ pub struct ServiceRef {
         priority = 1
     ),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
     printcolumn(
         name = "Deleting",
         type_ = "string",
@@ -109,6 +114,7 @@ pub struct EndpointSpec {
     pub kind: EndpointType,
     /// The name of the network's VPC. The operator sets it. Users leave it out.
     /// It is empty if a user created the Endpoint, or if the network did not exist when the operator created it.
+    /// `status.vpc` is the VPC that the network has.
     #[serde(default)]
     #[schemars(length(max = 63))]
     pub vpc: String,
@@ -166,6 +172,9 @@ pub struct EndpointSpec {
 #[serde(rename_all = "camelCase", default)]
 pub struct EndpointStatus {
     pub phase: Phase,
+    /// The name of the VPC of the Endpoint's network. Absent while the operator has not found the network.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vpc: Option<String>,
     /// The addresses of the Endpoint: IPv4, then IPv6 if the network had an IPv6 range at its creation.
     /// For a Service: its ClusterIPs, then its addresses in the network (annotation `thuban.dev/service-ip`).
     /// Empty until the operator has given addresses out.

@@ -68,7 +68,7 @@ impl Row {
             kind: spec.kind,
             pod: pod.map(|pod| pod.name.clone()),
             service: spec.service_ref.as_ref().map(|service| service.name.clone()),
-            vpc: spec.vpc.clone(),
+            vpc: status.vpc.unwrap_or_else(|| spec.vpc.clone()),
             network: spec.network.clone(),
             addresses: status.addresses,
             node: place.filter(|place| !place.is_empty()),
@@ -122,7 +122,7 @@ pub fn listing(endpoints: &Endpoints) -> Listing {
 
 #[cfg(test)]
 mod tests {
-    use super::{State, listing};
+    use super::{Row, State, listing};
     use crate::objects::Unseen;
     use crate::report::Verdict;
     use crate::testing;
@@ -159,6 +159,16 @@ mod tests {
         let pod = &listing.endpoints[2];
         assert_eq!(pod.pod.as_deref(), Some("web-1"));
         assert_eq!(pod.node.as_deref(), Some("node-a"));
+    }
+
+    #[test]
+    fn the_vpc_of_a_network_that_came_later_is_shown() {
+        let mut endpoint = testing::endpoint_that_waits("red", "web-2", "NetworkFull", "no free address");
+        assert_eq!(Row::of(&endpoint).vpc, "red");
+        endpoint.spec.vpc.clear();
+        assert_eq!(Row::of(&endpoint).vpc, "");
+        endpoint.status.get_or_insert_default().vpc = Some("red".to_owned());
+        assert_eq!(Row::of(&endpoint).vpc, "red");
     }
 
     #[test]

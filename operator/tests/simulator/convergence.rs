@@ -274,6 +274,9 @@ fn endpoints(state: &State) -> Result<(), String> {
         if !lives && !is_free {
             return Err(format!("endpoint {name} outlives its pod"));
         }
+        if is_provisioned(endpoint) && text(endpoint, "/status/vpc").is_empty() {
+            return Err(format!("endpoint {name} does not say which VPC it is in"));
+        }
         if !uid.is_empty() && by_pod.insert(uid, (name, endpoint)).is_some() {
             return Err(format!("pod {uid} has two endpoints"));
         }

@@ -71,7 +71,7 @@ pub async fn allocate(
     };
     set(&mut status.conditions, ready);
     let addresses = status.addresses.join(", ");
-    write(endpoint, endpoints, status).await?;
+    write(endpoint, endpoints, status, context).await?;
     info!(
         endpoint = endpoint.name_any(),
         addresses,

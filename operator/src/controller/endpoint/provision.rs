@@ -96,7 +96,7 @@ pub async fn provision(
     }
     traces::acked(endpoint);
     let span = traces::begin(|| holder_uid(endpoint), "write Provisioned");
-    let written = write(endpoint, endpoints, status).await;
+    let written = write(endpoint, endpoints, status, context).await;
     span.end_with(&written);
     written?;
     traces::provisions(endpoint);
@@ -158,7 +158,7 @@ pub async fn keep(
     };
     let lives = deletion::remove_condition(&mut status.conditions);
     if set(&mut status.conditions, accepted) || lives {
-        write(endpoint, endpoints, status).await?;
+        write(endpoint, endpoints, status, context).await?;
     }
     // An object that is seen for the first time wakes nothing.
     Ok(if refusal.is_some_and(|refusal| refusal.is_unseen()) {

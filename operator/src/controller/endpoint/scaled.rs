@@ -124,7 +124,7 @@ pub async fn reconcile(
                 condition("Accepted", true, "Admitted", "", None),
             );
         }
-        write_if_new(endpoint, endpoints, status).await?;
+        write_if_new(endpoint, endpoints, status, context).await?;
         if is_news && is_refused {
             tell(endpoint, &told.reason, &told.message, context);
         }
@@ -137,16 +137,16 @@ pub async fn reconcile(
             &mut status.conditions,
             condition("Accepted", true, "Admitted", "", None),
         );
-        write_if_new(endpoint, endpoints, status).await?;
+        write_if_new(endpoint, endpoints, status, context).await?;
         return Ok(Action::await_change());
     }
     let claimed = own_address::claim(endpoint, &mut status, context).await?;
     if matches!(claimed, Claimed::All) {
-        write(endpoint, endpoints, status).await?;
+        write(endpoint, endpoints, status, context).await?;
         return Ok(Action::await_change());
     }
     if let Claimed::Not(Some(told)) = &claimed {
-        write(endpoint, endpoints, status).await?;
+        write(endpoint, endpoints, status, context).await?;
         tell(endpoint, &told.reason, &told.message, context);
         return Ok(Action::await_change());
     }
@@ -388,7 +388,7 @@ async fn serve(
     }
     context.clocks.forget(Timed::ScaledWait, &uid);
     let is_first = was == Phase::Init && is_serving;
-    write_if_new(endpoint, endpoints, status).await?;
+    write_if_new(endpoint, endpoints, status, context).await?;
     if is_first {
         info!(
             namespace = name.0,
@@ -421,9 +421,10 @@ async fn write_if_new(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
     status: EndpointStatus,
+    context: &Context,
 ) -> Result<(), ReconcileError> {
     if endpoint.status.as_ref() != Some(&status) {
-        write(endpoint, endpoints, status).await?;
+        write(endpoint, endpoints, status, context).await?;
     }
     Ok(())
 }

@@ -40,11 +40,17 @@ pub fn fill(status: &mut EndpointStatus, claimed: &[(IpAddr, Cidr)], endpoint: &
     }
 }
 
+/// Writes a status, and with it the VPC that the Endpoint's network has now.
 pub async fn write(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
-    status: EndpointStatus,
+    mut status: EndpointStatus,
+    context: &Context,
 ) -> Result<(), WriteError> {
+    let vpc = context.vpc_name_of(endpoint);
+    if !vpc.is_empty() {
+        status.vpc = Some(vpc);
+    }
     let mut changed = endpoint.clone();
     changed.status = Some(status);
     update_status(endpoints, endpoint, &changed).await.map(|_| ())
@@ -69,7 +75,7 @@ pub async fn say(
     if !is_news {
         return Ok(());
     }
-    write(endpoint, endpoints, status).await?;
+    write(endpoint, endpoints, status, context).await?;
     if with_event {
         let about = match pod_of(endpoint) {
             Some(pod) => pod_reference(endpoint, &pod.name, &pod.uid),

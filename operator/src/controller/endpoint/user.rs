@@ -30,7 +30,7 @@ pub async fn attend(
         if let Some(pod) = &status.pod_ref {
             traces::binds(&pod.cni_uid);
         }
-        write(endpoint, endpoints, status).await?;
+        write(endpoint, endpoints, status, context).await?;
         return Ok(Some(Action::await_change()));
     }
     Ok(None)
