@@ -19,6 +19,11 @@ use crate::RoleStatus;
     printcolumn(name = "Droplet", type_ = "string", json_path = ".spec.droplet"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
         name = "Deleting",
         type_ = "string",
         json_path = ".status.conditions[?(@.type=='Deleting')].reason"

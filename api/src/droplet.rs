@@ -24,6 +24,11 @@ use crate::{Condition, Phase};
     printcolumn(name = "Roles", type_ = "integer", json_path = ".status.roleCount"),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.status=='False')].reason"

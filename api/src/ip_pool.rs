@@ -24,6 +24,11 @@ use crate::Condition;
     printcolumn(name = "Leased", type_ = "integer", json_path = ".status.leased"),
     printcolumn(name = "Free", type_ = "integer", json_path = ".status.free"),
     printcolumn(
+        name = "Accepted",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Accepted')].status"
+    ),
+    printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.status=='False')].reason"

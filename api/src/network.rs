@@ -22,6 +22,11 @@ use crate::{Condition, Phase};
     printcolumn(name = "Working", type_ = "integer", json_path = ".status.workingBouncers", priority = 1),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
         name = "Deleting",
         type_ = "string",
         json_path = ".status.conditions[?(@.type=='Deleting')].reason"

@@ -29,6 +29,11 @@ use crate::Condition;
         type_ = "string",
         json_path = ".status.conditions[?(@.type=='Provisioned')].status"
     ),
+    printcolumn(
+        name = "Reason",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.status=='False')].reason"
+    ),
     printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp")
 )]
 pub struct PolicyStateSpec {}

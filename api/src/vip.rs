@@ -29,6 +29,11 @@ use crate::{AnnounceBy, Condition, HealthCheck};
         priority = 1
     ),
     printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
         name = "Reason",
         type_ = "string",
         json_path = ".status.conditions[?(@.status=='False')].reason"

@@ -23,6 +23,11 @@ use crate::{Condition, DEFAULT_ROLES, Phase};
     printcolumn(name = "Working", type_ = "integer", json_path = ".status.workingDividers", priority = 1),
     printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
+        name = "Ready",
+        type_ = "string",
+        json_path = ".status.conditions[?(@.type=='Ready')].status"
+    ),
+    printcolumn(
         name = "Deleting",
         type_ = "string",
         json_path = ".status.conditions[?(@.type=='Deleting')].reason"

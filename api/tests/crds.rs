@@ -32,6 +32,36 @@ fn undescribed(path: &str, schema: &Value) -> Vec<String> {
         .collect()
 }
 
+/// Conditions that say whether an object is as it is wanted, the best one first.
+const SUMMARIES: [&str; 3] = ["Ready", "Provisioned", "Accepted"];
+
+#[test]
+fn kubectl_get_shows_how_each_object_with_conditions_is() {
+    let mut kinds = 0;
+    for crd in thuban_api::crds()
+        .into_iter()
+        .chain(thuban_api::load_balancer_crds())
+    {
+        let crd = serde_json::to_value(&crd).unwrap();
+        let (kind, version) = (&crd["spec"]["names"]["kind"], &crd["spec"]["versions"][0]);
+        let status = &version["schema"]["openAPIV3Schema"]["properties"]["status"];
+        if status["properties"]["conditions"].is_null() {
+            continue;
+        }
+        kinds += 1;
+        let columns = version["additionalPrinterColumns"].as_array().unwrap();
+        let shows = |name: &str, path: &str| {
+            let mut columns = columns.iter();
+            columns.any(|column| column["name"] == name && column["jsonPath"] == path)
+        };
+        let is_shown = |of: &str| shows(of, &format!(".status.conditions[?(@.type=='{of}')].status"));
+        assert!(SUMMARIES.into_iter().any(is_shown), "{kind}: {columns:#?}");
+        let reason = ".status.conditions[?(@.status=='False')].reason";
+        assert!(shows("Reason", reason), "{kind}: {columns:#?}");
+    }
+    assert!(kinds >= 10, "{kinds} kinds have conditions");
+}
+
 #[test]
 fn kubectl_explain_says_what_each_field_means() {
     for crd in thuban_api::crds()
