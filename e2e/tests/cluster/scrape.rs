@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -104,8 +104,13 @@ pub fn page(cluster: &Cluster, address: &str) -> Result<String> {
 
 /// Returns the addresses of the operator's replicas.
 pub fn replicas(cluster: &Cluster) -> Vec<String> {
-    let selector = "app.kubernetes.io/name=thuban-operator";
-    let pods = get(cluster, &["pods", "-n", "thuban-system", "-l", selector]).unwrap();
+    addresses_of(cluster, "thuban-operator")
+}
+
+/// Returns the addresses of the pods of Thuban with this name that run.
+pub fn addresses_of(cluster: &Cluster, name: &str) -> Vec<String> {
+    let selector = format!("app.kubernetes.io/name={name}");
+    let pods = get(cluster, &["pods", "-n", "thuban-system", "-l", &selector]).unwrap();
     let running =
         pods["items"].as_array().unwrap().iter().filter(|pod| {
             pod["status"]["phase"] == "Running" && pod["metadata"]["deletionTimestamp"].is_null()
@@ -113,6 +118,23 @@ pub fn replicas(cluster: &Cluster) -> Vec<String> {
     running
         .map(|pod| pod["status"]["podIP"].as_str().unwrap().to_owned())
         .collect()
+}
+
+/// Asserts that Prometheus' own tool has no objection to names, types and help of the metrics in an answer.
+pub fn assert_well_formed(whose: &str, answer: &str) {
+    let (_, page) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(page.contains("thuban_build_info{version="), "{whose}: {answer}");
+    let mut child = Command::new("promtool")
+        .args(["check", "metrics"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(page.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{whose}: {told}");
 }
 
 /// Returns series and their values.

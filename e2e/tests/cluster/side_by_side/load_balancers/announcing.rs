@@ -11,7 +11,7 @@ use thuban_cluster::router::{ASN, NODES_ASN, Router};
 
 use super::fronts::{Connections, ensure_own_address};
 use super::vips::{self, Backends};
-use super::{Installed, Parts, pool};
+use super::{Installed, Parts, ensure_pages_are_well_formed, pool};
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
 use crate::tenants::tenants;
 
@@ -245,6 +245,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
         labels: json!({"test": "announcing"}),
     };
     vips::check(cluster, &router, &backends)?;
+    ensure_pages_are_well_formed(cluster)?;
     // With `Local` only nodes with a backend announce it.
     let local = r#"{"spec":{"externalTrafficPolicy":"Local"}}"#;
     cluster.kubectl(&[

@@ -7,10 +7,13 @@ mod leases;
 mod link;
 mod vips;
 
+use std::net::SocketAddr;
+
 use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
+use crate::scrape::{addresses_of, ask, assert_well_formed};
 use crate::support::delete;
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../install/load-balancers");
@@ -21,6 +24,12 @@ const SECRETS: [[&str; 4]; 3] = [
     ["configmap", "-n", "thuban-system", "thuban-lbaasd-ca"],
 ];
 const NAMESPACE: &str = "default";
+/// The processes, and the ports of their metrics.
+const PAGES: [(&str, u16); 3] = [
+    ("thuban-cidrd", 6087),
+    ("thuban-lbaasd", 6089),
+    ("thuban-speaker", 6090),
+];
 
 /// What a test needs of the manifests.
 enum Parts {
@@ -63,6 +72,19 @@ impl Drop for Installed<'_> {
             let _ = delete(self.0, &secret);
         }
     }
+}
+
+/// Asserts that each process that runs has a page of metrics to which Prometheus' own tool has no objection.
+fn ensure_pages_are_well_formed(cluster: &Cluster) -> Result<()> {
+    for (name, port) in PAGES {
+        let addresses = addresses_of(cluster, name);
+        assert!(!addresses.is_empty(), "no pod of {name} runs");
+        for address in addresses {
+            let page = ask(SocketAddr::new(address.parse()?, port), "/metrics")?;
+            assert_well_formed(name, &page);
+        }
+    }
+    Ok(())
 }
 
 fn pool(name: &str, cidrs: &[&str], more: &[(&str, Value)]) -> Value {
