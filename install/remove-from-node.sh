@@ -2,14 +2,21 @@
 # Takes what Thuban left off a node: run as root on each node after Thuban is deleted from the cluster, or at any time on a
 # node that is to have it no more. Pods that still have an interface of Thuban's lose it. It can be repeated.
 # `remove-from-node.sh check` only says what is there, and fails if anything is.
-# CNI_BIN_DIR and CNI_CONF_DIR: the runtime's folders, if they are not the usual ones.
+# CNI_BIN_DIR and CNI_CONF_DIR: the runtime's folders. By default those that transitd has noted, which are the chart's
+# values cni.binDir and cni.confDir, or else the usual ones.
 # Not undone: sysctls (net.ipv4.conf.{all,NIC}.rp_filter 0, forwarding on) until the node's next start.
 
-bin=${CNI_BIN_DIR:-/opt/cni/bin}
-conf=${CNI_CONF_DIR:-/etc/cni/net.d}
+state=${THUBAN_STATE_DIR:-/var/lib/thuban}
+noted() {
+    sed -n "s|^$1=\(/.*\)|\1|p" "$state/cni-folders" 2>/dev/null
+}
+bin=${CNI_BIN_DIR:-$(noted bin)}
+bin=${bin:-/opt/cni/bin}
+conf=${CNI_CONF_DIR:-$(noted conf)}
+conf=${conf:-/etc/cni/net.d}
 
 left() {
-    for file in "$conf/05-thuban.conflist" "$bin/thuban" /var/lib/thuban /run/thuban /sys/fs/bpf/thuban; do
+    for file in "$conf/05-thuban.conflist" "$bin/thuban" "$state" /run/thuban /sys/fs/bpf/thuban; do
         [ -e "$file" ] && [ -z "$(empty_mount "$file")" ] && echo "file $file"
     done
     ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/link \1/p'
@@ -55,7 +62,7 @@ ip -6 route del blackhole 100::5468:7562:6102 table local 2>/dev/null
 ip addr del 169.254.64.1/32 dev lo 2>/dev/null
 ip -6 addr del fe80::5468:7562:6101/128 dev lo 2>/dev/null
 rm -f "$bin/thuban"
-for folder in /run/thuban /var/lib/thuban; do
+for folder in /run/thuban "$state"; do
     rm -rf "$folder" 2>/dev/null || rm -rf "$folder"/* 2>/dev/null
 done
 found=$(left)

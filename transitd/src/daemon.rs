@@ -141,6 +141,12 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     }
     if let Some(binary) = &settings.cni_binary {
         install::binary(binary, &settings.cni_bin_dir)?;
+        if let Err(error) = install::note_folders(&settings.state_dir, settings.cni_folders_on_node()) {
+            warn!(
+                error = &error as &dyn std::error::Error,
+                "the folders of the runtime are not noted: name them to remove-from-node.sh"
+            );
+        }
     }
     thuban_telemetry::traces::begin("transitd", &settings.node_name);
     let (node, wanted, probes) = start(settings).await?;

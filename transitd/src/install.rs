@@ -21,6 +21,9 @@ const BINARY: &str = "thuban";
 /// can know it.
 pub const READY_FILE: &str = "ready";
 
+/// The name of a file of the state. It says where the runtime's folders are on the node.
+const FOLDERS_FILE: &str = "cni-folders";
+
 #[derive(Debug, Error)]
 #[error("cannot install {path}")]
 pub struct InstallError {
@@ -47,6 +50,18 @@ pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).map_err(failed)?;
     info!(path = %path.display(), "CNI binary installed");
     Ok(())
+}
+
+/// Notes the folders of the CNI plugin and of its configuration, as the node names them. `remove-from-node.sh` reads the
+/// file; transitd works without it.
+pub fn note_folders(state: &Path, (bin, conf): (&Path, &Path)) -> Result<(), InstallError> {
+    let path = state.join(FOLDERS_FILE);
+    let text = format!("bin={}\nconf={}\n", bin.display(), conf.display());
+    if std::fs::read_to_string(&path).is_ok_and(|held| held == text) {
+        return Ok(());
+    }
+    let written = std::fs::create_dir_all(state).and_then(|()| replace_file(&path, text.as_bytes(), 0o644));
+    written.map_err(|source| InstallError { path, source })
 }
 
 /// The plugin that makes `hostPort`s, of containernetworking-plugins.
@@ -157,5 +172,20 @@ mod tests {
             list["plugins"][1],
             json!({"type": "portmap", "capabilities": {"portMappings": true}})
         );
+    }
+
+    #[test]
+    fn the_folders_of_the_runtime_are_noted_for_the_script() {
+        let state = std::env::temp_dir().join(format!("thuban-folders-{}", std::process::id()));
+        let note = |bin| {
+            note_folders(&state, (Path::new(bin), Path::new("/etc/cni/net.d"))).unwrap();
+            std::fs::read_to_string(state.join(FOLDERS_FILE)).unwrap()
+        };
+        assert_eq!(note("/opt/cni/bin"), "bin=/opt/cni/bin\nconf=/etc/cni/net.d\n");
+        assert_eq!(
+            note("/usr/libexec/cni"),
+            "bin=/usr/libexec/cni\nconf=/etc/cni/net.d\n"
+        );
+        std::fs::remove_dir_all(&state).unwrap();
     }
 }

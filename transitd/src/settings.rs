@@ -3,7 +3,7 @@
 //! Every path is a flag: tests run a whole transitd inside namespaces of their own.
 
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
@@ -114,6 +114,12 @@ pub struct RunSettings {
     /// Folder into which transitd writes the CNI configuration.
     #[arg(long, env = "THUBAN_CNI_CONF_DIR", default_value = "/etc/cni/net.d")]
     pub cni_conf_dir: PathBuf,
+    /// Path of the folder --cni-bin-dir on the node, for the script that takes Thuban off the node. Default: the same.
+    #[arg(long, env = "THUBAN_CNI_BIN_DIR_ON_NODE")]
+    cni_bin_dir_on_node: Option<PathBuf>,
+    /// Path of the folder --cni-conf-dir on the node, for the same script. Default: the same.
+    #[arg(long, env = "THUBAN_CNI_CONF_DIR_ON_NODE")]
+    cni_conf_dir_on_node: Option<PathBuf>,
     /// Namespace of the operator's Lease.
     #[arg(long, env = "THUBAN_NAMESPACE", default_value = "thuban-system")]
     pub namespace: String,
@@ -178,5 +184,13 @@ impl RunSettings {
             program: self.nft.clone(),
             patience: Duration::from_secs(self.nft_patience),
         }
+    }
+
+    /// Returns the folders of the CNI plugin and of its configuration, as the node names them.
+    pub fn cni_folders_on_node(&self) -> (&Path, &Path) {
+        (
+            self.cni_bin_dir_on_node.as_deref().unwrap_or(&self.cni_bin_dir),
+            self.cni_conf_dir_on_node.as_deref().unwrap_or(&self.cni_conf_dir),
+        )
     }
 }

@@ -115,14 +115,7 @@ pub fn kustomize() -> Result<()> {
         made.remove(&namespace).is_some(),
         "kustomize makes no {namespace}"
     );
-    let mut template = Command::new(helm()?);
-    template
-        .args(["template", "thuban", "--namespace", NAMESPACE])
-        .arg(root().join("charts/thuban"));
-    for (key, value) in REQUIRED {
-        template.args(["--set-string", &format!("config.{key}={value}")]);
-    }
-    let rendered = objects(&output(&mut template)?)?;
+    let rendered = objects(&output(&mut template()?)?)?;
     let differences = differences(&made, &rendered);
     ensure!(differences.is_empty(), "{}", differences.join("\n"));
     for (key, _) in REQUIRED {
@@ -131,6 +124,46 @@ pub fn kustomize() -> Result<()> {
         ensure!(format!("{refused:#}").contains(key), "{refused:#}");
     }
     Ok(())
+}
+
+/// Checks that one value of the chart is the folder that is mounted, and the one that transitd notes for the removal.
+pub fn cni_folders() -> Result<()> {
+    let mut template = template()?;
+    template.args(["--set", "cni.binDir=/other/bin,cni.confDir=/other/conf"]);
+    let rendered = objects(&output(&mut template)?)?;
+    let transitd = format!("DaemonSet {NAMESPACE} transitd");
+    let transitd = rendered.get(&transitd).context("the chart makes no transitd")?;
+    let pod = &transitd["spec"]["template"]["spec"];
+    for (volume, variable, folder) in [
+        ("cni-bin", "THUBAN_CNI_BIN_DIR_ON_NODE", "/other/bin"),
+        ("cni-conf", "THUBAN_CNI_CONF_DIR_ON_NODE", "/other/conf"),
+    ] {
+        let mounted = &named(&pod["volumes"], volume)["hostPath"]["path"];
+        let noted = &named(&pod["containers"][0]["env"], variable)["value"];
+        ensure!(
+            mounted == folder && noted == folder,
+            "instead of {folder} {mounted} is mounted and {noted} is noted"
+        );
+    }
+    Ok(())
+}
+
+/// Returns the item of this name; null: there is none.
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    let mut items = list.as_array().into_iter().flatten();
+    items.find(|item| item["name"] == name).unwrap_or(&Value::Null)
+}
+
+/// Returns the command that renders the chart with the values that have no default.
+fn template() -> Result<Command> {
+    let mut template = Command::new(helm()?);
+    template
+        .args(["template", "thuban", "--namespace", NAMESPACE])
+        .arg(root().join("charts/thuban"));
+    for (key, value) in REQUIRED {
+        template.args(["--set-string", &format!("config.{key}={value}")]);
+    }
+    Ok(template)
 }
 
 /// Returns the objects of a text, each by its kind, namespace and name.

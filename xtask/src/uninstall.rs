@@ -393,3 +393,47 @@ fn named(object: &Value) -> String {
 fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::process::Command;
+
+    use super::{ON_A_NODE, root};
+
+    /// The script only looks here, and changes nothing.
+    #[test]
+    fn the_script_looks_in_the_folders_that_transitd_noted() {
+        let folder = std::env::temp_dir().join(format!("thuban-noted-{}", std::process::id()));
+        let (state, bin, conf) = (folder.join("state"), folder.join("bin"), folder.join("conf"));
+        for made in [&state, &bin, &conf] {
+            fs::create_dir_all(made).unwrap();
+        }
+        let noted = format!("bin={}\nconf={}\n", bin.display(), conf.display());
+        fs::write(state.join("cni-folders"), noted).unwrap();
+        let files = [bin.join("thuban"), conf.join("05-thuban.conflist")];
+        for file in &files {
+            fs::write(file, "").unwrap();
+        }
+        let script = root().join(ON_A_NODE);
+        let check = |named: Option<&str>| {
+            let mut command = Command::new("sh");
+            command.arg(&script).arg("check").env("THUBAN_STATE_DIR", &state);
+            for variable in ["CNI_BIN_DIR", "CNI_CONF_DIR"] {
+                match named {
+                    Some(folder) => command.env(variable, folder),
+                    None => command.env_remove(variable),
+                };
+            }
+            let output = command.output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout).into_owned();
+            files
+                .iter()
+                .filter(|file| said.contains(&format!("file {}\n", file.display())))
+                .count()
+        };
+        let found = (check(None), check(Some("/nowhere")));
+        fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, (2, 0), "a folder that is named counts before a noted one");
+    }
+}

@@ -283,7 +283,8 @@ fn prepare() -> Result<()> {
     step("Helm", || {
         manifests::helm()?;
         manifests::run(true)?;
-        manifests::kustomize()
+        manifests::kustomize()?;
+        manifests::cni_folders()
     })?;
     step("crane", publish::crane)?;
     step("collector of traces", otlp::ensure)?;
