@@ -52,8 +52,8 @@ pub fn binary(source: &Path, directory: &Path) -> Result<(), InstallError> {
     Ok(())
 }
 
-/// Notes the folders of the CNI plugin and of its configuration, as the node names them. `remove-from-node.sh` reads the
-/// file; transitd works without it.
+/// Notes the folders of the CNI plugin and of its configuration, as the node names them. `remove-from-node.sh` reads
+/// the file; transitd works without it.
 pub fn note_folders(state: &Path, (bin, conf): (&Path, &Path)) -> Result<(), InstallError> {
     let path = state.join(FOLDERS_FILE);
     let text = format!("bin={}\nconf={}\n", bin.display(), conf.display());
