@@ -109,6 +109,7 @@ struct Metrics {
     adopted: Gauge,
     refused: Family<Because, Counter>,
     reclaimed: Family<OfKind, Counter>,
+    compiled: Histogram,
     dns: DnsMetrics,
     gauges: gauges::Gauges,
 }
@@ -134,6 +135,7 @@ impl Metrics {
             adopted: Gauge::default(),
             refused: Family::default(),
             reclaimed: Family::default(),
+            compiled: seconds(),
             dns: DnsMetrics::default(),
             gauges,
         };
@@ -175,6 +177,11 @@ impl Metrics {
             "What had no owner any more and was removed",
             metrics.reclaimed.clone(),
         );
+        registry.register(
+            "policy_compile_duration_seconds",
+            "How long it took to bring classes and sets of network policy into the tables",
+            metrics.compiled.clone(),
+        );
         metrics.dns.register(registry);
         metrics
     }
@@ -187,6 +194,11 @@ pub fn answered(verb: &'static str, code: u32, took: Duration) {
         .seconds
         .get_or_create(&OfVerb { verb })
         .observe(took.as_secs_f64());
+}
+
+/// Notes how long it took to bring classes and sets of network policy into the tables.
+pub fn policies_compiled(took: Duration) {
+    METRICS.compiled.observe(took.as_secs_f64());
 }
 
 /// Counts a dial of the operator.
@@ -264,6 +276,7 @@ mod tests {
         answered("ADD", 11, Duration::from_millis(3));
         reclaims(Reclaimed::Veth, 2);
         reclaims(Reclaimed::Pin, 0);
+        policies_compiled(Duration::from_millis(2));
         dns().answered(DnsResult::UnknownSource);
         dns().hung_up(DnsResult::Limited);
         let mut text = String::new();
@@ -278,5 +291,11 @@ mod tests {
             assert!(text.contains(line), "{line}: {text}");
         }
         assert!(!text.contains("pin"), "{text}");
+        // Other tests bring policies into tables, too.
+        let none = "thuban_transitd_policy_compile_duration_seconds_count 0\n";
+        assert!(
+            text.contains(none.trim_end_matches("0\n")) && !text.contains(none),
+            "{text}"
+        );
     }
 }

@@ -17,6 +17,7 @@ use super::State;
 use super::apply::{Applying, Upsert};
 use crate::dataplane::policy::{BLOCKS, GRANTS, LISTS, PolicyMaps};
 use crate::dataplane::tables::{TableError, capacity};
+use crate::metrics;
 use crate::program::policy::{Denier, NoRoom, Outside, PolicyError, PolicyTables, Retired, Usage};
 
 /// How long a list that no entry names any more stays. A program that found the entry before runs for far less.
@@ -218,6 +219,7 @@ impl State {
         } else {
             deletes.iter().collect()
         };
+        let began = Instant::now();
         let mut sent = BTreeSet::new();
         for (_, row) in rows.iter() {
             if let Row::Vpc(vpc) = row {
@@ -229,6 +231,7 @@ impl State {
         let classes = rows.extract_if(.., |(_, row)| matches!(row, Row::Class(_)));
         let mut policies: Vec<Upsert> = classes.collect();
         policies.extend(rows.extract_if(.., |(_, row)| matches!(row, Row::PolicySet(_))));
+        let has_policies = !policies.is_empty();
         for (key, row) in policies {
             sent.insert(row.key());
             if let Err(error) = self.policies.set(row) {
@@ -236,6 +239,9 @@ impl State {
             }
         }
         self.write_policies(applying);
+        if has_policies {
+            metrics::policies_compiled(began.elapsed());
+        }
         (sent, removed)
     }
 

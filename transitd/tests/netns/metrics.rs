@@ -130,7 +130,13 @@ fn what_happens_on_the_node_is_counted() {
     for (series, value) in expected {
         assert_eq!(seen.get(*series), Some(value), "{series}: {seen:#?}");
     }
-    assert!(seen["snapshots_total"] >= 1 && seen["stream_attempts_total"] >= 1);
+    for series in [
+        "snapshots_total",
+        "stream_attempts_total",
+        "policy_compile_duration_seconds_count",
+    ] {
+        assert!(seen[series] >= 1, "{series}: {seen:#?}");
+    }
     for name in ["p1", "stranger", "vpc-7"] {
         assert!(
             !seen.keys().any(|series| series.contains(name)),
