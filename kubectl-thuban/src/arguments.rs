@@ -12,7 +12,9 @@ const EXAMPLES: &str = "Examples:
   kubectl thuban check -o json           what may go wrong, for a program
   kubectl thuban tree red                VPC red: its networks, bouncers, dividers, pods
   kubectl thuban why web-0 db-0:5432     what keeps packets of web-0 from db-0
+  kubectl thuban trace red/web-0         the packets of a pod, hop by hop on its node
   kubectl thuban explain NetworkFull     what a reason means
+  kubectl thuban sysdump                 an archive for those who help you
 
 Exit status: 0 if all is well, 1 if something was found, 2 if something could not be looked at.";
 const STATUS_EXAMPLES: &str = "Examples:
@@ -42,6 +44,32 @@ is sent. You need the right to create and delete PathTraces in the source's name
 const EXPLAIN_EXAMPLES: &str = "Examples:
   kubectl thuban explain NamespaceNotAllowed    a reason of a condition or an event
   kubectl thuban explain outside_vpc            a reason of `transitd counters` and `transitd trace`";
+const TRACE_EXAMPLES: &str = "Examples:
+  kubectl thuban trace web-0                 its packets, 100 of them or those of 30 s
+  kubectl thuban trace red/web-0 --count 5
+  kubectl thuban trace red/web-0 --follow    until Ctrl-C, for an hour at most
+  kubectl thuban trace red/web-0 -o json     one JSON object for each packet
+
+The packets are those that the programs of the pod's node see. You need the rights to get the pod and its Endpoints,
+and to run commands in transitd's pods: administrators have them. Exit status: 1 if a packet was dropped.";
+const SYSDUMP_EXAMPLES: &str = "Examples:
+  kubectl thuban sysdump                     thuban-sysdump-TIME.tar.gz in this folder
+  kubectl thuban sysdump --file /tmp/a.tar.gz --node node-a --node node-b
+  kubectl thuban sysdump -n red              a tenant's: what is in its namespace
+
+The archive has no Secrets, no environment of pods and no packets' contents. It has names and addresses: look at it
+before you give it away. index.txt in the archive says what is in it, and what was left out and why.";
+const VALUES_EXAMPLES: &str = "Examples:
+  kubectl thuban values > values.yaml        for helm install --values
+  kubectl thuban values --env                lines of install/config.env";
+const UNINSTALL_EXAMPLES: &str = "Examples:
+  kubectl thuban uninstall
+  kubectl thuban uninstall --yes             without a question
+  kubectl thuban uninstall --node-script > remove-from-node.sh
+
+All VPCs and networks are removed, and all pods that are not on host network are deleted. It can be interrupted and
+repeated. Nodes are left cordoned; run the script on each node as root, then uncordon them. With Helm, run `helm
+uninstall` first. Load balancers are removed before: see the page on uninstalling.";
 const VERSION_EXAMPLES: &str = "Examples:
   kubectl thuban version
   kubectl thuban version -o yaml";
@@ -51,7 +79,8 @@ const COMPLETIONS_EXAMPLES: &str = "Examples:
 
 The script completes the words of `kubectl-thuban`.";
 
-/// Says how Thuban stands in a cluster, and why. It changes nothing; `why` makes an object and deletes it.
+/// Says how Thuban stands in a cluster, and why. It changes nothing, but for `uninstall`; `why` makes an object and
+/// deletes it.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-thuban",
@@ -94,6 +123,15 @@ pub struct Connection {
     /// User to act as.
     #[arg(long = "as", global = true, value_name = "USER")]
     pub as_user: Option<String>,
+    /// The kubectl that runs commands in pods. Default: that of PATH.
+    #[arg(
+        long,
+        global = true,
+        env = "THUBAN_KUBECTL",
+        value_name = "FILE",
+        default_value = "kubectl"
+    )]
+    pub kubectl: PathBuf,
     /// Namespace that Thuban is installed in.
     #[arg(
         long,
@@ -131,6 +169,22 @@ pub enum Verb {
         /// :PORT/PROTOCOL.
         target: String,
     },
+    /// Shows the packets of a pod as its node's programs see them, with the names of pods.
+    #[command(after_help = TRACE_EXAMPLES)]
+    Trace(Trace),
+    /// Collects objects, events, logs and nodes' tables in an archive. Never Secrets.
+    #[command(after_help = SYSDUMP_EXAMPLES)]
+    Sysdump(Sysdump),
+    /// Reads the cluster, and prints the values with which Thuban is installed on it.
+    #[command(after_help = VALUES_EXAMPLES)]
+    Values {
+        /// Print lines of install/config.env instead of the chart's values.
+        #[arg(long)]
+        env: bool,
+    },
+    /// Removes Thuban from the cluster, with all that is in its VPCs.
+    #[command(after_help = UNINSTALL_EXAMPLES)]
+    Uninstall(Uninstall),
     /// Says what a reason means, and what to do about it.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain {
@@ -159,6 +213,42 @@ pub struct Wait {
         default_missing_value = "60"
     )]
     pub seconds: Option<u64>,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct Trace {
+    /// The pod: POD or NAMESPACE/POD.
+    pub pod: String,
+    /// Stop after this number of packets. Default: 100, or none with --follow.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Go on until Ctrl-C, for an hour at most. Default: 30 seconds.
+    #[arg(long)]
+    pub follow: bool,
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct Sysdump {
+    /// The archive. Default: thuban-sysdump-TIME.tar.gz in this folder. It must not exist.
+    #[arg(long, value_name = "FILE")]
+    pub file: Option<PathBuf>,
+    /// A node of which tables and logs are collected. May be repeated. Default: 20 nodes, those that are not well
+    /// first.
+    #[arg(long = "node", value_name = "NODE")]
+    pub nodes: Vec<String>,
+}
+
+#[derive(Clone, Copy, Debug, Args)]
+pub struct Uninstall {
+    /// Ask nothing.
+    #[arg(long)]
+    pub yes: bool,
+    /// Seconds without a pod that ends, after which pods are deleted without their kubelet.
+    #[arg(long, value_name = "SECONDS", default_value_t = 45)]
+    pub pods_timeout: u64,
+    /// Print the script that removes Thuban's traces from a node, and do nothing else.
+    #[arg(long)]
+    pub node_script: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]

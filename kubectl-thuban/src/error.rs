@@ -3,6 +3,10 @@
 use kube::config::{InferConfigError, KubeconfigError};
 use thiserror::Error;
 
+use crate::kubectl::KubectlError;
+use crate::objects::Unseen;
+use crate::uninstall::UninstallError;
+
 #[derive(Debug, Error)]
 pub enum CliError {
     #[error("kubeconfig: {0}")]
@@ -31,6 +35,30 @@ pub enum CliError {
     MayNotAsk { verb: &'static str, namespace: String },
     #[error("the API server has no pathtraces.thuban.dev: is this version of Thuban installed?")]
     NoPathTraces,
+    #[error(transparent)]
+    Unseen(#[from] Unseen),
+    #[error("Service default/kubernetes has no address")]
+    NoServers,
+    #[error(transparent)]
+    Kubectl(#[from] KubectlError),
+    #[error(transparent)]
+    Uninstall(#[from] UninstallError),
+    #[error("{path} can't be made: {error}")]
+    Archive { path: String, error: std::io::Error },
+    #[error("{0:?} is no pod: write POD or NAMESPACE/POD")]
+    NoPod(String),
+    #[error("there is no pod {namespace}/{pod}")]
+    PodNotFound { namespace: String, pod: String },
+    #[error("pod {0} is on no node yet: kubectl thuban endpoints says what it waits for")]
+    NotBound(String),
+    #[error("pod {0} is on host network: Thuban does not connect it")]
+    OnHostNetwork(String),
+    #[error("no pod of transitd is on node {0}")]
+    NoTransitd(String),
+    #[error("transitd on node {0} ended the trace; the lines above say why")]
+    TraceEnded(String),
+    #[error("the removal ended: {0}")]
+    Ended(#[from] tokio::task::JoinError),
     #[error("no reason is called {name}; {}", suggest(.similar))]
     UnknownReason {
         name: String,

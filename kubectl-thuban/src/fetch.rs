@@ -6,13 +6,16 @@ use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::{DaemonSet, Deployment};
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
 use k8s_openapi::api::networking::v1::ServiceCIDR;
 use kube::api::{DeleteParams, ListParams, PostParams};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::core::Status;
 use kube::{Api, Client, Config, ResourceExt};
+use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 use thuban_api::{
     Bouncer, Divider, Droplet, Endpoint, Network, OPERATOR_LEASE, PathTrace, PathTraceStatus, Vpc,
 };
@@ -23,6 +26,7 @@ use crate::error::CliError;
 use crate::objects::{
     CheckObjects, ControlPlane, Endpoints, Seen, StatusObjects, Surroundings, Tenancy, Unseen,
 };
+use crate::values::{Lists, SYSTEM_NAMESPACE};
 use crate::why::Question;
 
 /// How long the API server may take to answer.
@@ -163,6 +167,10 @@ impl Cluster {
         })
     }
 
+    pub async fn vpcs(&self) -> Result<Seen<Vec<Vpc>>, CliError> {
+        list(self.all(), "vpcs.thuban.dev").await
+    }
+
     pub async fn droplets(&self) -> Result<Seen<Vec<Droplet>>, CliError> {
         list(self.all(), "droplets.thuban.dev").await
     }
@@ -178,6 +186,71 @@ impl Cluster {
             service_cidrs,
             daemon_sets,
         })
+    }
+
+    /// Returns what says with which values Thuban is installed.
+    pub async fn lists(&self) -> Result<Lists, CliError> {
+        let slices: Api<EndpointSlice> = Api::namespaced(self.client.clone(), "default");
+        let of_api_servers = ListParams::default().labels("kubernetes.io/service-name=kubernetes");
+        let services: Api<Service> = Api::namespaced(self.client.clone(), SYSTEM_NAMESPACE);
+        let (servers, service_cidrs, system_services, nodes) = tokio::try_join!(
+            list_some(slices, of_api_servers, "endpointslices in namespace default"),
+            list(self.all::<ServiceCIDR>(), "servicecidrs.networking.k8s.io"),
+            list(services, "services in namespace kube-system"),
+            list(self.all::<Node>(), "nodes"),
+        )?;
+        Ok(Lists {
+            servers: items(&servers?)?,
+            // An API server before 1.33 has none.
+            service_cidrs: match service_cidrs {
+                Ok(cidrs) => items(&cidrs)?,
+                Err(_) => Value::Null,
+            },
+            system_services: items(&system_services?)?,
+            nodes: items(&nodes?)?,
+        })
+    }
+
+    pub fn client(&self) -> Client {
+        self.client.clone()
+    }
+
+    /// Returns the namespace that Thuban is installed in.
+    pub fn system_namespace(&self) -> &str {
+        &self.system_namespace
+    }
+
+    /// Returns the namespace that the user named.
+    pub fn named_namespace(&self) -> Option<&str> {
+        self.is_named.then_some(self.namespace.as_str())
+    }
+
+    /// Returns the pod; none if there is no such pod.
+    pub async fn pod(&self, namespace: &str, name: &str) -> Result<Option<Pod>, CliError> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
+        Ok(get(pods, name, "pods").await??)
+    }
+
+    /// Returns the name of transitd's pod on a node.
+    pub async fn transitd_on(&self, node: &str) -> Result<Option<String>, CliError> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.system_namespace);
+        let selector = ListParams::default()
+            .labels("app.kubernetes.io/name=transitd")
+            .fields(&format!("spec.nodeName={node}"));
+        let pods = list_some(pods, selector, "transitd's pods").await??;
+        let is_alive = |pod: &&Pod| pod.metadata.deletion_timestamp.is_none();
+        Ok(pods.iter().find(is_alive).map(ResourceExt::name_any))
+    }
+
+    /// Returns a cluster of a played API server. Its user is in the namespace `red`, or has named one.
+    #[cfg(test)]
+    pub fn played(client: Client, named: Option<&str>) -> Self {
+        Self {
+            client,
+            namespace: named.unwrap_or("red").to_owned(),
+            is_named: named.is_some(),
+            system_namespace: thuban_api::SYSTEM_NAMESPACE.to_owned(),
+        }
     }
 
     /// Returns the namespace of objects that are named without one.
@@ -243,6 +316,10 @@ where
     // A request's future is large, and a report makes ten.
     let listed = Box::pin(api.list(&parameters)).await;
     seen(listed.map(|list| list.items), "list", resource)
+}
+
+fn items(list: &[impl Serialize]) -> Result<Value, CliError> {
+    Ok(json!({"items": serde_json::to_value(list)?}))
 }
 
 async fn get<K>(api: Api<K>, name: &str, resource: &'static str) -> Result<Seen<Option<K>>, CliError>

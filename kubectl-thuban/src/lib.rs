@@ -1,8 +1,9 @@
 //! kubectl thuban: reads objects ([`fetch`]), judges them ([`status`], [`check`], [`tree`], [`endpoints`]), and prints
-//! reports ([`render`]). The judgements are pure: lists of objects in, a report out.
+//! reports ([`render`]). The judgements are pure: lists of objects in, a report out. [`trace`], [`sysdump`] and
+//! [`uninstall`] have [`kubectl`] run what needs more than objects.
 //!
 //! It works by the rights of its user. What these don't allow is named, and the rest is shown. It changes nothing, but
-//! for [`why`], which makes a PathTrace and deletes it.
+//! for [`why`], which makes a PathTrace and deletes it, and [`uninstall`].
 
 pub mod arguments;
 pub mod check;
@@ -11,26 +12,35 @@ pub mod endpoints;
 pub mod error;
 pub mod explain;
 pub mod fetch;
+pub mod kubectl;
 pub mod objects;
 pub mod render;
 pub mod report;
 mod roles;
 pub mod status;
+pub mod sysdump;
 #[cfg(test)]
 mod testing;
+pub mod trace;
 pub mod tree;
+pub mod uninstall;
+pub mod values;
 pub mod version;
 mod wait;
 pub mod why;
 
+use std::time::Duration;
+
 use clap::CommandFactory;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::arguments::{Arguments, Connection, Format, Verb};
+use crate::arguments::{Arguments, Connection, Format, Uninstall, Verb};
 use crate::endpoints::Row;
 use crate::error::CliError;
 use crate::fetch::{Cluster, Scope};
+use crate::kubectl::Kubectl;
 use crate::report::Verdict;
+use crate::uninstall::{NODE_SCRIPT, Removal};
 use crate::why::{Answer, Question};
 
 /// The name of the program, which shells complete.
@@ -54,6 +64,18 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, CliError> {
         Verb::Tree { vpc } => show_tree(&connection, output, vpc).await,
         Verb::Endpoints => list_endpoints(&connection, output).await,
         Verb::Why { source, target } => ask_why(&connection, output, &source, &target).await,
+        Verb::Trace(trace) => {
+            let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
+            Box::pin(trace::run(&cluster, &kubectl, &trace, output)).await
+        }
+        Verb::Sysdump(options) => {
+            let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
+            let summary = Box::pin(sysdump::run(&cluster, &kubectl, &options)).await?;
+            render::print(output, &summary, |_| summary.text())?;
+            Ok(summary.verdict)
+        }
+        Verb::Values { env } => find_values(&connection, output, env).await,
+        Verb::Uninstall(options) => remove(&connection, options).await,
         Verb::Explain { reason } => explain_reason(output, reason),
         Verb::Version => show_versions(&connection, output).await,
         Verb::Completions { shell } => {
@@ -123,6 +145,38 @@ async fn ask_why(
     }
     render::print(output, &answer, |style| render::answer(&answer, style))?;
     Ok(answer.outcome())
+}
+
+async fn find_values(connection: &Connection, output: Format, is_env: bool) -> Result<Verdict, CliError> {
+    let cluster = Cluster::connect(connection).await?;
+    let settings = values::settings(&Box::pin(cluster.lists()).await?)?;
+    render::print(output, &settings, |_| values::text(&settings, is_env))?;
+    Ok(Verdict::Good)
+}
+
+async fn remove(connection: &Connection, options: Uninstall) -> Result<Verdict, CliError> {
+    if options.node_script {
+        render::write(NODE_SCRIPT)?;
+        return Ok(Verdict::Good);
+    }
+    let removal = Removal {
+        kubectl: Kubectl::new(connection),
+        namespace: connection.system_namespace.clone(),
+        pods: Duration::from_secs(options.pods_timeout),
+    };
+    let removed = tokio::task::spawn_blocking(move || {
+        if !options.yes {
+            uninstall::confirm(&removal)?;
+        }
+        uninstall::run(&removal)
+    });
+    let cordoned = removed.await??;
+    eprintln!("nothing of Thuban is left in the API server. On each node, run as root what this prints:");
+    eprintln!("  kubectl thuban uninstall --node-script");
+    if !cordoned.is_empty() {
+        eprintln!("and then: kubectl uncordon {}", cordoned.join(" "));
+    }
+    Ok(Verdict::Good)
 }
 
 fn explain_reason(output: Format, name: String) -> Result<Verdict, CliError> {

@@ -1,6 +1,16 @@
 //! A small healthy cluster for unit tests: two nodes, the VPCs `default` and `red`.
 
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io::Read;
+use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
 use k8s_openapi::jiff::Timestamp;
+use kube::Client;
+use kube::client::Body;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thuban_api::Endpoint;
@@ -213,4 +223,59 @@ pub fn check() -> CheckObjects {
             daemon_sets: Ok(vec![daemon_set("thuban-system", "transitd", "/etc/cni/net.d")]),
         },
     }
+}
+
+/// Returns the client of a played API server: of a path it answers a code and a text. `asked` gets the paths.
+pub fn server(answer: fn(&str) -> (u16, String), asked: &Arc<Mutex<Vec<String>>>) -> Client {
+    let asked = Arc::clone(asked);
+    let serve = move |request: Request<Body>| {
+        let path = request.uri().path().to_owned();
+        let (code, text) = answer(&path);
+        asked.lock().unwrap().push(path);
+        let mut response = Response::new(Body::from(text.into_bytes()));
+        *response.status_mut() = code.try_into().unwrap();
+        async move { Ok::<_, Infallible>(response) }
+    };
+    Client::new(tower::service_fn(serve), "default")
+}
+
+/// Returns a list of objects, as an API server sends it.
+pub fn list_of(items: &Value) -> (u16, String) {
+    let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items});
+    (200, list.to_string())
+}
+
+/// Returns what an API server sends that refuses or lacks something.
+pub fn refusal(code: u16, message: &str) -> (u16, String) {
+    let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": code,
+        "reason": "Forbidden", "message": message});
+    (code, status.to_string())
+}
+
+/// Unpacks by the program gzip.
+pub fn gunzip(packed: &[u8]) -> Vec<u8> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("kubectl-thuban-{}-{number}.gz", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    std::fs::write(&path, packed).unwrap();
+    let output = Command::new("gzip").arg("-dc").arg(&path).output().unwrap();
+    std::fs::remove_file(&path).unwrap();
+    assert!(output.status.success(), "{output:?}");
+    output.stdout
+}
+
+/// Returns the files of a tar.gz.
+pub fn unpack(packed: &[u8]) -> BTreeMap<String, String> {
+    let bytes = gunzip(packed);
+    let mut archive = tar::Archive::new(&bytes[..]);
+    let mut files = BTreeMap::new();
+    for entry in archive.entries().unwrap() {
+        let mut entry = entry.unwrap();
+        let path = entry.path().unwrap().display().to_string();
+        let mut text = String::new();
+        entry.read_to_string(&mut text).unwrap();
+        files.insert(path, text);
+    }
+    files
 }

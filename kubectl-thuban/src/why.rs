@@ -109,6 +109,14 @@ impl Question {
     }
 }
 
+/// Reads the namespace and the name of a pod. `namespace`: that of a pod without one.
+pub fn pod(text: &str, namespace: &str) -> Result<(String, String), CliError> {
+    match object(text, namespace) {
+        Some((Kind::Pod, namespace, name)) => Ok((namespace, name)),
+        _ => Err(CliError::NoPod(text.to_owned())),
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Pod,

@@ -4,12 +4,16 @@
 
 use std::process::{Command, Output};
 
-const VERBS: [&str; 8] = [
+const VERBS: [&str; 12] = [
     "status",
     "check",
     "tree",
     "endpoints",
     "why",
+    "trace",
+    "sysdump",
+    "values",
+    "uninstall",
     "explain",
     "version",
     "completions",
@@ -73,7 +77,17 @@ fn a_reason_is_explained_without_a_cluster() {
 
 #[test]
 fn no_cluster_means_that_it_could_not_look() {
-    for line in ["status", "check", "tree", "endpoints", "version", "why a b"] {
+    for line in [
+        "status",
+        "check",
+        "tree",
+        "endpoints",
+        "version",
+        "why a b",
+        "trace a",
+        "values",
+        "sysdump",
+    ] {
         let words: Vec<&str> = line.split(' ').collect();
         let output = run(&[&words[..], &["--kubeconfig", "/nonexistent/kubeconfig"]].concat());
         assert_eq!(output.status.code(), Some(2), "{line}");
@@ -90,11 +104,29 @@ fn a_wrong_command_line_is_refused() {
         &["endpoints", "-o", "xml"],
         &["explain"],
         &["why", "a"],
+        &["trace"],
+        &["trace", "a", "--count", "0"],
     ] {
         let output = run(line);
         assert_eq!(output.status.code(), Some(2), "{line:?}");
         assert!(text(&output.stderr).contains("error:"), "{line:?}");
     }
+}
+
+#[test]
+fn nothing_is_removed_where_nobody_can_be_asked() {
+    // Standard input is no terminal.
+    let output = Command::new(env!("CARGO_BIN_EXE_kubectl-thuban"))
+        .args(["uninstall", "--kubectl", "/nonexistent/kubectl"])
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let said = text(&output.stderr);
+    assert!(said.contains("--yes"), "{said}");
+    let output = run(&["uninstall", "--node-script"]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(output.stdout.starts_with(b"#!/bin/sh\n"));
 }
 
 #[test]

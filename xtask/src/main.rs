@@ -38,6 +38,7 @@ mod manifests;
 mod observe;
 mod otlp;
 mod platform;
+mod plugin;
 mod progress;
 mod prometheus;
 mod publish;
@@ -47,7 +48,6 @@ mod test;
 mod test_names;
 mod uninstall;
 mod upgrade;
-mod values;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about, version)]
@@ -219,7 +219,7 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Observe => observe::run()?,
         Command::Dashboards { check } => dashboards::ask(&check)?,
-        Command::Values { env } => values::run(env)?,
+        Command::Values { env } => plugin::values(env)?,
         Command::Uninstall { name } => uninstall::run(&name)?,
         Command::UpgradeFrom { reference, keep } => upgrade::run(&reference, keep)?,
         Command::Cluster { name, action } => return cluster::run(&name, action),

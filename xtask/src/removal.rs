@@ -57,7 +57,7 @@ fn without_operator_and_node(name: &str) -> Result<()> {
     if !has_endpoints(&cluster)? {
         bail!("no tenant's pod runs: nothing would be shown");
     }
-    uninstall::run_with(name, PATIENCE_WITH_PODS)
+    uninstall::run_with(name, Some(PATIENCE_WITH_PODS))
 }
 
 /// Returns a Deployment of pods that are slow to end, one on each node. They are made again when they are deleted.

@@ -1,12 +1,14 @@
-//! `cargo xtask values`: reads a cluster, and prints the values with which Thuban is installed on it.
+//! `values`: with which values Thuban is installed on a cluster, by what the API server says of it.
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 use std::net::IpAddr;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
 use ipnet::IpNet;
+use serde::Serialize;
 use serde_json::Value;
+
+use crate::error::CliError;
 
 /// Ranges of which the first that is free is the default VPC's, if nodes have no ranges for pods.
 const DEFAULT_VPCS: [&str; 3] = ["10.244.0.0/16", "172.20.0.0/16", "192.168.0.0/16"];
@@ -14,68 +16,56 @@ const DEFAULT_VPCS: [&str; 3] = ["10.244.0.0/16", "172.20.0.0/16", "192.168.0.0/
 const DEFAULT_PORT: &str = "6443";
 
 /// The namespace and the usual name of the Service of cluster DNS.
-const SYSTEM_NAMESPACE: &str = "kube-system";
+pub const SYSTEM_NAMESPACE: &str = "kube-system";
 const DNS_SERVICE: &str = "kube-dns";
 
-/// What was found: a key, its value, and what people should know about it.
-type Found = Vec<(&'static str, String, &'static str)>;
+/// A value of the chart, and of `install/config.env`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Setting {
+    pub key: &'static str,
+    /// Empty if the cluster does not say it.
+    pub value: String,
+    /// What people should know about it.
+    pub note: &'static str,
+}
 
-/// Prints the values, as a chart's or as lines of `config.env`.
-pub fn run(is_env: bool) -> Result<()> {
-    let get = |arguments: &[&str]| -> Result<Value> {
-        let mut kubectl = Command::new("kubectl");
-        kubectl.arg("get").args(arguments).args(["-o", "json"]);
-        let output = kubectl.output().context("starting kubectl: is it in PATH?")?;
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr);
-            bail!("kubectl get {}: {}", arguments.join(" "), why.trim());
-        }
-        Ok(serde_json::from_slice(&output.stdout)?)
-    };
-    let servers = [
-        "endpointslices",
-        "-n",
-        "default",
-        "-l",
-        "kubernetes.io/service-name=kubernetes",
-    ];
-    let found = values(&Cluster {
-        servers: get(&servers)?,
-        // An API server before 1.33 has none.
-        service_cidrs: get(&["servicecidrs"]).unwrap_or_default(),
-        system_services: get(&["services", "-n", SYSTEM_NAMESPACE])?,
-        nodes: get(&["nodes"])?,
-    })?;
+/// Returns the values as the chart's, or as lines of `config.env`.
+pub fn text(settings: &[Setting], is_env: bool) -> String {
+    let mut text = String::new();
     if !is_env {
-        println!("config:");
+        text.push_str("config:\n");
     }
-    for (key, value, note) in found {
-        match (is_env, value.as_str()) {
+    for Setting { key, value, note } in settings {
+        let _ = match (is_env, value.as_str()) {
             // The example has it already.
-            (true, DEFAULT_PORT) => {}
-            (true, "") => println!("# {note}\n#{key}="),
-            (true, value) => println!("# {note}\n{key}={value}"),
-            (false, value) => println!("  # {note}\n  {key}: {value:?}"),
-        }
+            (true, DEFAULT_PORT) => Ok(()),
+            (true, "") => writeln!(text, "# {note}\n#{key}="),
+            (true, value) => writeln!(text, "# {note}\n{key}={value}"),
+            (false, value) => writeln!(text, "  # {note}\n  {key}: {value:?}"),
+        };
     }
-    Ok(())
+    text
 }
 
-/// What the API server says of a cluster.
-struct Cluster {
-    servers: Value,
-    service_cidrs: Value,
-    system_services: Value,
-    nodes: Value,
+/// Lists of objects that the API server has, as JSON.
+#[derive(Clone, Debug, Default)]
+pub struct Lists {
+    /// EndpointSlices of the Service default/kubernetes.
+    pub servers: Value,
+    /// Null if the API server has none: one before 1.33.
+    pub service_cidrs: Value,
+    pub system_services: Value,
+    pub nodes: Value,
 }
 
-fn values(cluster: &Cluster) -> Result<Found> {
+/// Finds the values.
+pub fn settings(cluster: &Lists) -> Result<Vec<Setting>, CliError> {
     let servers: BTreeSet<IpAddr> = items(&cluster.servers, "/endpoints")
         .flat_map(|endpoint| texts(&endpoint["addresses"]))
         .filter_map(|address| address.parse().ok())
         .collect();
     if servers.is_empty() {
-        bail!("Service default/kubernetes has no address");
+        return Err(CliError::NoServers);
     }
     let mut slices = cluster.servers["items"].as_array().into_iter().flatten();
     let port = slices.find_map(|slice| slice["ports"][0]["port"].as_u64());
@@ -100,40 +90,42 @@ fn values(cluster: &Cluster) -> Result<Found> {
         .filter_map(|cidr| cidr.parse().ok())
         .chain(underlay.iter().copied())
         .collect();
+    let setting = |key, value, note| Setting { key, value, note };
     let mut found = vec![
-        (
+        setting(
             "KUBERNETES_SERVICE_HOST",
             joined(&servers),
             "The API servers, which are tried in turn.",
         ),
-        (
+        setting(
             "KUBERNETES_SERVICE_PORT",
             port.map_or_else(|| DEFAULT_PORT.to_owned(), |port| port.to_string()),
             "Their port.",
         ),
-        (
+        setting(
             "THUBAN_SERVICE_CIDRS",
             services.join(","),
             "The ServiceCIDR objects. If there are none: --service-cluster-ip-range of the API server.",
         ),
-        (
+        setting(
             "THUBAN_UNDERLAY_CIDRS",
             joined(IpNet::aggregate(&underlay.into_iter().collect())),
-            "Networks around the addresses of nodes and API servers. Add registries, DNS servers and all else that nodes talk to.",
+            "Networks around the addresses of nodes and API servers. Add registries, DNS servers and all else that \
+             nodes talk to.",
         ),
-        (
+        setting(
             "THUBAN_DEFAULT_VPC_CIDR",
             default_vpc(&pods, &taken),
             "The range of pods in the VPC `default`.",
         ),
-        (
+        setting(
             "THUBAN_CLUSTER_DNS",
             dns.join(","),
             "The Service of cluster DNS in kube-system.",
         ),
     ];
     if let Some(name) = dns_name.filter(|name| *name != DNS_SERVICE) {
-        found.push((
+        found.push(setting(
             "THUBAN_CLUSTER_DNS_SERVICE",
             format!("{SYSTEM_NAMESPACE}/{name}"),
             "The Service that VPCs share.",
@@ -216,9 +208,9 @@ fn default_vpc(pods: &[IpNet], taken: &[IpNet]) -> String {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::{Cluster, values};
+    use super::{Lists, settings, text};
 
-    fn cluster() -> Cluster {
+    fn cluster() -> Lists {
         let node = |address: &str, pods: &[&str]| {
             json!({"spec": {"podCIDRs": pods}, "status": {"addresses": [
                 {"type": "Hostname", "address": "a"}, {"type": "InternalIP", "address": address}]}})
@@ -228,7 +220,7 @@ mod tests {
             json!({"metadata": {"name": name}, "spec": {"clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10"],
                 "ports": [{"port": port, "protocol": kind}]}})
         };
-        Cluster {
+        Lists {
             servers: json!({"items": [{"ports": [{"port": 6444}], "endpoints": [
                 {"addresses": ["192.0.2.11"]}, {"addresses": ["192.0.2.10"]}, {"addresses": ["192.0.2.11"]}]}]}),
             service_cidrs: json!({"items": [{"spec": {"cidrs": ["10.96.0.0/12", "fd00:96::/108"]}}]}),
@@ -237,9 +229,13 @@ mod tests {
         }
     }
 
-    fn of(cluster: &Cluster, key: &str) -> String {
-        let found = values(cluster).unwrap();
-        found.into_iter().find(|(of, ..)| *of == key).unwrap().1
+    fn of(cluster: &Lists, key: &str) -> String {
+        let found = settings(cluster).unwrap();
+        found
+            .into_iter()
+            .find(|setting| setting.key == key)
+            .unwrap()
+            .value
     }
 
     #[test]
@@ -261,7 +257,12 @@ mod tests {
     fn a_dns_service_of_another_name_is_found_by_its_port() {
         let mut cluster = cluster();
         let name = "THUBAN_CLUSTER_DNS_SERVICE";
-        assert!(values(&cluster).unwrap().iter().all(|(of, ..)| *of != name));
+        assert!(
+            settings(&cluster)
+                .unwrap()
+                .iter()
+                .all(|setting| setting.key != name)
+        );
         cluster.system_services["items"][1]["metadata"]["name"] = json!("rke2-coredns-rke2-coredns");
         assert_eq!(of(&cluster, name), "kube-system/rke2-coredns-rke2-coredns");
         assert_eq!(of(&cluster, "THUBAN_CLUSTER_DNS"), "10.96.0.10");
@@ -279,6 +280,19 @@ mod tests {
         assert_eq!(of(&cluster, "THUBAN_SERVICE_CIDRS"), "");
         assert_eq!(of(&cluster, "THUBAN_DEFAULT_VPC_CIDR"), "172.20.0.0/16");
         cluster.servers = json!({"items": []});
-        assert!(values(&cluster).is_err());
+        assert!(settings(&cluster).is_err());
+    }
+
+    #[test]
+    fn values_are_those_of_the_chart_or_of_the_environment() {
+        let mut cluster = cluster();
+        cluster.service_cidrs = Value::Null;
+        let found = settings(&cluster).unwrap();
+        let chart: Value = serde_yaml_ng::from_str(&text(&found, false)).unwrap();
+        assert_eq!(chart["config"]["THUBAN_DEFAULT_VPC_CIDR"], "10.32.0.0/16");
+        assert_eq!(chart["config"]["THUBAN_SERVICE_CIDRS"], "");
+        let env = text(&found, true);
+        assert!(env.contains("\nTHUBAN_DEFAULT_VPC_CIDR=10.32.0.0/16\n"), "{env}");
+        assert!(env.contains("\n#THUBAN_SERVICE_CIDRS=\n"), "{env}");
     }
 }
