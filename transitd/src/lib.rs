@@ -25,6 +25,7 @@ pub mod operator;
 pub mod program;
 pub mod rejection;
 pub mod rules;
+pub mod scrape;
 pub mod settings;
 pub mod shaped;
 pub mod socket;

@@ -1,7 +1,7 @@
 //! transitd: the daemon that owns a droplet's veths, programs, tables and attachments.
 //!
-//! `run` is the daemon; `status`, `counters` and `rows` look at a running one and change nothing, `trace`, `denials`
-//! and `log` only what it says.
+//! `run` is the daemon; `status`, `counters`, `metrics` and `rows` look at a running one and change nothing, `trace`,
+//! `denials` and `log` only what it says.
 
 #[cfg(feature = "clock-steps")]
 mod clock_steps;
@@ -14,7 +14,7 @@ use thuban_telemetry::control;
 
 use transitd::dataplane::bpffs::PinSettings;
 use transitd::settings::RunSettings;
-use transitd::{daemon, dataplane, denials, trace};
+use transitd::{daemon, dataplane, denials, scrape, trace};
 
 /// The node daemon of Thuban: connects pods, and programs the node's data plane.
 #[derive(Debug, Parser)]
@@ -45,6 +45,8 @@ enum Command {
         #[arg(long)]
         drops: bool,
     },
+    /// Print the metrics of this node, as a scraper gets them from the node's loopback address.
+    Metrics(scrape::ScrapeSettings),
     /// Print the tables of this node, one JSON object for each row.
     Rows(PinSettings),
     /// Print each packet of a pod or endpoint as this node's programs see it. Ends with Ctrl-C.
@@ -79,6 +81,10 @@ fn main() -> anyhow::Result<()> {
             } else {
                 println!("{}", serde_json::to_string(&counters)?);
             }
+            Ok(())
+        }
+        Command::Metrics(settings) => {
+            print!("{}", scrape::read(settings)?);
             Ok(())
         }
         Command::Trace(settings) => Ok(runtime()?.block_on(trace::run(*settings))?),

@@ -12,9 +12,10 @@ const NAME_LABEL: &str = "app.kubernetes.io/name";
 const MAX_NODES: usize = 20;
 
 /// What is asked in transitd's pod: the name of the file, and the command.
-pub const COMMANDS: [(&str, &[&str]); 7] = [
+pub const COMMANDS: [(&str, &[&str]); 8] = [
     ("counters.json", &["/bin/transitd", "counters"]),
     ("drops.txt", &["/bin/transitd", "counters", "--drops"]),
+    ("metrics.txt", &["/bin/transitd", "metrics"]),
     ("rows.jsonl", &["/bin/transitd", "rows"]),
     ("nft-thuban.txt", &["nft", "list", "table", "inet", "thuban"]),
     (

@@ -112,6 +112,7 @@ fn a_sysdump_has_what_helpers_ask_for_and_no_secret() {
         ("status.json", "\"droplets\""),
         ("check.json", "\"versions\""),
         ("nodes/node-a/counters.json", "{"),
+        ("nodes/node-a/metrics.txt", "# HELP"),
         ("nodes/node-a/rows.jsonl", "vni"),
         ("nodes/node-a/nft-thuban.txt", "table inet thuban"),
     ] {
