@@ -228,10 +228,14 @@ impl Printer {
             record["length"],
             word("verdict"),
         );
-        let policies = record["deniedBy"]["policies"].as_array().into_iter().flatten();
-        let policies: Vec<&str> = policies.filter_map(Value::as_str).collect();
-        if !policies.is_empty() {
-            let _ = write!(text, ", denied by {}", policies.join(", "));
+        if let Some(policies) = denied_by(&record["deniedBy"]) {
+            // Words of transitd's own text.
+            let way = if word("verdict").starts_with(DROPPED) {
+                " by"
+            } else {
+                ", on its way out denied by"
+            };
+            let _ = write!(text, "{way} {policies}");
         }
         if let Some(next) = self.names.next(record) {
             let _ = write!(text, " to {next}");
@@ -252,6 +256,20 @@ impl Printer {
             (None, _, _) => text.to_owned(),
         }
     }
+}
+
+/// Returns the policies that deny a packet; none if no policy does.
+fn denied_by(denier: &Value) -> Option<String> {
+    let policies = denier["policies"].as_array()?.iter();
+    let policies: Vec<&str> = policies.filter_map(Value::as_str).collect();
+    if policies.is_empty() {
+        return None;
+    }
+    let mut text = policies.join(", ");
+    if let Some(rule) = denier["rule"].as_u64() {
+        let _ = write!(text, " rule {rule}");
+    }
+    Some(text)
 }
 
 fn protocol(number: u64) -> String {
@@ -337,14 +355,19 @@ mod tests {
         seen["deniedBy"] = json!({"reason": "NoRule", "policies": ["red/deny", "red/more"]});
         let text = printer.line(&seen.to_string(), Format::Table).unwrap();
         assert!(
-            text.ends_with(
-                "[fd00::1]:80 tcp 74 bytes: dropped, policy_ingress, denied by red/deny, red/more\n"
-            ),
+            text.ends_with("[fd00::1]:80 tcp 74 bytes: dropped, policy_ingress by red/deny, red/more\n"),
             "{text}"
         );
-        assert_eq!(printer.drops, 1);
+        seen["verdict"] = json!("to_host");
+        seen["deniedBy"] = json!({"reason": "Rule", "policies": ["no-db"], "rule": 2});
+        let text = printer.line(&seen.to_string(), Format::Table).unwrap();
+        assert!(
+            text.ends_with(": to_host, on its way out denied by no-db rule 2\n"),
+            "{text}"
+        );
+        assert_eq!((printer.packets, printer.drops), (2, 1));
         assert_eq!(printer.line("no record", Format::Table).unwrap(), "no record\n");
-        assert_eq!(printer.packets, 1);
+        assert_eq!(printer.packets, 2);
     }
 
     #[test]
