@@ -187,7 +187,7 @@ struct Printer {
 impl Printer {
     /// Returns what is printed for a line of transitd. What is no record is printed as it is.
     fn line(&mut self, line: &str, format: Format) -> Result<String, CliError> {
-        let Ok(mut record) = serde_json::from_str::<Value>(line) else {
+        let Ok(mut record @ Value::Object(_)) = serde_json::from_str::<Value>(line) else {
             return Ok(format!("{line}\n"));
         };
         self.packets += 1;

@@ -2,10 +2,24 @@
 
 use thuban_cluster::Cluster;
 
+use crate::plugin;
+
 const WIDTH: usize = 400;
 
 /// Prints everything to standard error.
 pub fn print(cluster: &Cluster) {
+    for verb in ["status", "check"] {
+        let output =
+            plugin::built(cluster.instance()).map(|mut plugin| plugin.args([verb, "-o", "wide"]).output());
+        if let Some(Ok(output)) = output {
+            eprintln!("---- kubectl thuban {verb}");
+            eprint!(
+                "{}{}",
+                String::from_utf8_lossy(&output.stdout),
+                String::from_utf8_lossy(&output.stderr)
+            );
+        }
+    }
     let questions: [(&str, &[&str]); 8] = [
         ("nodes", &["get", "nodes", "-o", "wide"]),
         ("pods", &["get", "pods", "-A", "-o", "wide"]),

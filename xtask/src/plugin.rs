@@ -1,6 +1,6 @@
 //! `kubectl thuban` as other commands of this program use it: what both can do has one place, in the plugin.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -22,14 +22,25 @@ pub fn values(is_env: bool) -> Result<()> {
 
 /// Returns the plugin as the administrator of a local cluster.
 pub fn of(instance: &Instance) -> Result<Command> {
-    let mut plugin = Command::new(binary(Profile::of(instance.name()))?);
+    let binary = binary(Profile::of(instance.name()))?;
+    Ok(administrator(&binary, instance))
+}
+
+fn administrator(binary: &Path, instance: &Instance) -> Command {
+    let mut plugin = Command::new(binary);
     plugin
         .arg("--kubeconfig")
         .arg(instance.kubeconfig())
         .arg("--kubectl")
         .arg(instance.bin().join("kubectl"))
         .env("KUBECACHEDIR", instance.state().join("kubectl-cache"));
-    Ok(plugin)
+    plugin
+}
+
+/// Returns the plugin as the administrator of a local cluster, if it has been built: nothing is built.
+pub fn built(instance: &Instance) -> Option<Command> {
+    let binary = Profile::of(instance.name()).binaries().ok()?.join(PACKAGE);
+    binary.exists().then(|| administrator(&binary, instance))
 }
 
 /// Builds the plugin if it is out of date. That of the tests has been built.
