@@ -1,5 +1,5 @@
-//! Who is who: the CA of a part of Thuban, which is kept in a Secret and replaced before it expires, the certificate of
-//! this process, and the node that a token proves.
+//! Who is who: the CA of a part of Thuban, which is kept in a Secret and replaced before it expires, its certificates in
+//! a ConfigMap, the certificate of this process, and the node that a token proves.
 //!
 //! Every process that has the Secret may take the next step of a replacement: a step is one write of the Secret under
 //! its resourceVersion. Invariant: the bundle that this process publishes has the CA that signed this process's
@@ -7,6 +7,7 @@
 
 mod certificate;
 pub mod identity;
+mod publication;
 mod rotation;
 mod server_certificate;
 
@@ -25,6 +26,7 @@ use tokio::sync::watch;
 use tracing::{info, warn};
 
 pub use certificate::{Ca, CertificateError};
+pub use publication::publish;
 use rotation::{Step, View, decide};
 pub use server_certificate::ServerCertificate;
 
@@ -43,7 +45,8 @@ const TRIES: usize = 5;
 /// What a CA is called.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
-    /// The Secret in the namespace [`system_namespace`], and the CA's common name.
+    /// The Secret in the namespace [`system_namespace`], the ConfigMap if the CA is [published](publish), and the CA's
+    /// common name.
     pub secret: &'static str,
     /// The name by which clients verify a server.
     pub server: &'static str,

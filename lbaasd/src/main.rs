@@ -11,9 +11,8 @@ use cidrd::server::{Clients, Server};
 use cidrd::watches::{Watches, watched, watched_by};
 use clap::Parser;
 use futures::StreamExt;
-use k8s_openapi::api::core::v1::{ConfigMap, Service};
+use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
-use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{Controller, watcher};
@@ -25,8 +24,8 @@ use lbaasd::routes::l2::{self, NodeLeases};
 use lbaasd::routes::{REVIEWS, Speakers, router};
 use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
 use thuban_api::routes::TLS_NAME;
-use thuban_api::{DnsZone, IpPool, Vip, VipProfile, system_namespace};
-use thuban_authority::{Authority, Names};
+use thuban_api::{DnsZone, IpPool, Vip, VipProfile};
+use thuban_authority::{Authority, Names, publish};
 use thuban_telemetry::{control, process};
 use tokio::sync::{Semaphore, watch};
 use tokio::time::sleep;
@@ -44,6 +43,11 @@ const GATHERED: Duration = Duration::from_millis(20);
 const FORGET: Duration = Duration::from_mins(1);
 /// The first pause after a look that failed.
 const PAUSE: Duration = Duration::from_secs(2);
+/// The CA that nodes verify lbaasd by.
+const CA: Names = Names {
+    secret: CA_CONFIG_MAP,
+    server: TLS_NAME,
+};
 
 /// Gives load balancers leased addresses, and says which nodes announce them.
 #[derive(Debug, Parser)]
@@ -185,19 +189,15 @@ async fn run(settings: Settings) -> Result<()> {
         () = dns_zones(&client, dns.clone()) => bail!("the controller of DnsZones ended"),
         () = speakers.l2.watch(&speakers.vips) => bail!("the look at Leases of nodes ended"),
         () = forget => bail!("the look at what is gone ended"),
-        () = publish(&client, bundle) => bail!("the CA's publication ended"),
+        () = publish(client.clone(), CA, "lbaasd", bundle) => bail!("the CA's publication ended"),
         _ = watches.join_next() => bail!("a watch ended"),
     }
 }
 
 /// Waits for the certificate of lbaasd's API.
 async fn authority(client: &Client) -> Authority {
-    let names = Names {
-        secret: CA_CONFIG_MAP,
-        server: TLS_NAME,
-    };
     loop {
-        match Authority::load(client.clone(), names, metrics::ca_expires).await {
+        match Authority::load(client.clone(), CA, metrics::ca_expires).await {
             Ok(authority) => return authority,
             Err(error) => warn!(%error, "no certificate yet, trying again"),
         }
@@ -331,35 +331,4 @@ fn again(kind: &'static str, object: &impl ResourceExt, error: &dyn Debug) -> Ac
         "trying again"
     );
     Action::requeue(PAUSE)
-}
-
-/// Publishes the CAs that verify this process, and again when they change.
-async fn publish(client: &Client, mut bundle: watch::Receiver<String>) {
-    let api: Api<ConfigMap> = Api::namespaced(client.clone(), system_namespace());
-    loop {
-        let text = bundle.borrow_and_update().clone();
-        let published = ConfigMap {
-            metadata: ObjectMeta {
-                name: Some(CA_CONFIG_MAP.to_owned()),
-                ..ObjectMeta::default()
-            },
-            data: Some([("ca.crt".to_owned(), text)].into()),
-            ..ConfigMap::default()
-        };
-        let parameters = PatchParams::apply("lbaasd").force();
-        match api
-            .patch(CA_CONFIG_MAP, &parameters, &Patch::Apply(&published))
-            .await
-        {
-            Ok(_) => {
-                if bundle.changed().await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                warn!(%error, "the CA could not be published, trying again");
-                sleep(PAUSE).await;
-            }
-        }
-    }
 }

@@ -15,7 +15,7 @@ use kube::Client;
 use thuban_api::cidr::Cidr;
 use thuban_api::cluster_dns::{ClusterDns, DnsService, USUAL_DNS_SERVICE};
 use thuban_api::refused_ranges::RefusedRanges;
-use thuban_authority::{Authority, Names, ServerCertificate};
+use thuban_authority::{Authority, Names, ServerCertificate, publish};
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::leader::{self, Candidate, End};
 use thuban_operator::metrics::serve as metrics;
@@ -191,6 +191,8 @@ async fn lead(settings: &Settings) -> Result<Next> {
         };
         let (certificate, ca_bundle) = (authority.certificate(), authority.bundle());
         page.set(certificate.clone());
+        // Scrapers verify this page by it. A standby publishes, too: its page is shown while nobody leads.
+        tokio::spawn(publish(client.clone(), CA, "thuban-operator", authority.bundle()));
         tokio::spawn(authority.keep());
         let start = SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos();
         let candidate = Candidate {

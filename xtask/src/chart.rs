@@ -177,6 +177,20 @@ mod tests {
 
     use super::{images, root};
 
+    /// Who may read a Secret reads all of it: the key is beside the certificate.
+    #[test]
+    fn scrapers_need_no_secret_with_the_key_of_a_ca() {
+        let read = |file: &str| {
+            let path = root().join("charts/thuban/templates").join(file);
+            std::fs::read_to_string(path).unwrap()
+        };
+        let monitor = read("41-pod-monitor.yaml");
+        assert!(monitor.contains("configMap: {name: thuban-operator-ca, key: ca.crt}"));
+        assert!(!monitor.contains("secret: "), "{monitor}");
+        let published = "resources: [configmaps]\n  resourceNames: [thuban-operator-ca]\n  verbs: [patch]\n";
+        assert!(read("20-operator.yaml").contains(published));
+    }
+
     #[test]
     fn images_chart_and_kustomize_have_the_workspaces_version() {
         let version = env!("CARGO_PKG_VERSION");

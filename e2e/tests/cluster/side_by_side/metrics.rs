@@ -3,7 +3,7 @@
 use crate::scrape::{
     assert_well_formed, http, https, metrics, of_node, page, page_of_node, reader, replicas,
 };
-use crate::support::REACHED;
+use crate::support::{REACHED, get};
 use crate::tenants::tenants;
 
 #[test]
@@ -105,6 +105,21 @@ fn metrics_of_the_operator_are_shown_by_right() {
         let answer = http(&address, "/metrics").unwrap();
         assert!(answer.starts_with("HTTP/1.1 403 "), "{answer}");
     }
+}
+
+/// The Prometheus operator verifies the pages by the ConfigMap; these tests do by the Lease.
+#[test]
+fn what_verifies_the_operator_is_in_a_config_map() {
+    let cluster = &tenants().cluster;
+    let read = |kind: &str, name: &str| get(cluster, &[kind, "-n", "thuban-system", name]).unwrap();
+    let lease = read("lease", "thuban-operator");
+    let published = read("configmap", "thuban-operator-ca");
+    assert_eq!(
+        published["data"]["ca.crt"],
+        lease["metadata"]["annotations"]["thuban.dev/ca-bundle"]
+    );
+    let data = published["data"].as_object().unwrap();
+    assert_eq!(data.len(), 1, "nothing else");
 }
 
 #[test]

@@ -68,6 +68,8 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         all
     };
     let at_home = with(&[
+        "configmaps []: create",
+        "configmaps [thuban-operator-ca]: patch",
         "leases.coordination.k8s.io []: create",
         "leases.coordination.k8s.io [thuban-operator]: get update",
         "secrets []: create",
