@@ -1,5 +1,5 @@
-//! Who is who: the CA of a part of Thuban, which is kept in a Secret and replaced before it expires, its certificates in
-//! a ConfigMap, the certificate of this process, and the node that a token proves.
+//! Who is who: the CA of a part of Thuban, which is kept in a Secret and replaced before it expires, its certificates
+//! in a ConfigMap, the certificate of this process, and the node that a token proves.
 //!
 //! Every process that has the Secret may take the next step of a replacement: a step is one write of the Secret under
 //! its resourceVersion. Invariant: the bundle that this process publishes has the CA that signed this process's

@@ -7,6 +7,7 @@ pub mod hub;
 pub mod leader;
 pub mod metrics;
 pub mod model;
-pub mod rate_limit;
 pub mod stream;
 pub mod traces;
+
+pub use thuban_telemetry::rate_limit;

@@ -1,12 +1,14 @@
 //! Who may read a guarded page: the API server says whose a token is, by a TokenReview, and whether its owner may get
 //! `/metrics`, by a SubjectAccessReview.
 //!
-//! Invariant: without both answers nobody reads. Answers are kept for a short time, in bounded memory. Tokens are not
-//! kept, only their digests.
+//! Invariant: without both answers nobody reads. Answers count for a short time, in bounded memory. Tokens are not
+//! kept, only their digests. Tokens that somebody makes up cost the API server a bounded number of reviews, and don't
+//! hold up readers who were let in before.
 
 use std::collections::HashMap;
+use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use hyper::StatusCode;
@@ -19,8 +21,11 @@ use kube::{Api, Client};
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout_at};
 use tracing::warn;
+
+use crate::peers::PeerLimits;
+use crate::rate_limit::RateLimit;
 
 /// The path and the verb that a reader must have the right to, for each guarded page.
 const PATH: &str = "/metrics";
@@ -31,10 +36,16 @@ const ADMITTED_FOR: Duration = Duration::from_mins(1);
 const REFUSED_FOR: Duration = Duration::from_secs(10);
 /// The most tokens whose answers are kept.
 const MAX_KNOWN: usize = 256;
-/// The most tokens that are reviewed at once.
-const REVIEWS: usize = 4;
+/// The most tokens that are reviewed at once: of readers who were let in before, and of strangers.
+const REVIEWS: usize = 2;
+/// How many strangers' tokens are reviewed at once after a rest, and then a second: of all peers, and of one.
+const STRANGERS_AT_ONCE: u32 = 20;
+const STRANGERS_A_SECOND: u32 = 5;
+const OF_PEER_AT_ONCE: u32 = 5;
+const OF_PEER_A_SECOND: u32 = 1;
 /// How long both reviews may take, with the wait for their turn: less than a request may take.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
+const NO_ANSWER: &str = "no answer in time";
 
 /// The reason why a page is not shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
@@ -47,6 +58,8 @@ pub enum Refusal {
     UnknownToken,
     #[error("the token's owner may not get /metrics: ClusterRole thuban-metrics-reader has the right")]
     Forbidden,
+    #[error("too many tokens were sent that are not known here: try again in some seconds")]
+    TooMany,
     #[error("the API server can't be asked about the token now")]
     Unasked,
 }
@@ -56,6 +69,7 @@ impl Refusal {
         match self {
             Self::NoToken | Self::UnknownToken => StatusCode::UNAUTHORIZED,
             Self::Plain | Self::Forbidden => StatusCode::FORBIDDEN,
+            Self::TooMany => StatusCode::TOO_MANY_REQUESTS,
             Self::Unasked => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -66,51 +80,78 @@ type Verdict = Result<(), Refusal>;
 /// Asks the API server about tokens, and keeps its answers.
 pub struct Access {
     client: Option<Client>,
-    /// The answers by the digests of tokens, and until when they count.
+    /// The last answers by the digests of tokens, and until when they count. Readers are remembered for longer.
     known: Mutex<HashMap<[u8; 32], (Verdict, Instant)>>,
-    reviews: Semaphore,
+    /// Turns of readers who were let in before.
+    readers: Arc<Semaphore>,
+    /// Turns of all others.
+    strangers: Arc<Semaphore>,
+    limit: RateLimit,
+    of_peers: PeerLimits,
     /// Whether the last review failed, so that the log says it once.
     is_failing: AtomicBool,
 }
 
 impl Access {
     /// Without a client nobody can be asked, so nobody reads.
-    pub fn new(client: Option<Client>) -> Self {
-        Self {
+    pub fn new(client: Option<Client>) -> Arc<Self> {
+        Arc::new(Self {
             client,
             known: Mutex::default(),
-            reviews: Semaphore::new(REVIEWS),
+            readers: Arc::new(Semaphore::new(REVIEWS)),
+            strangers: Arc::new(Semaphore::new(REVIEWS)),
+            limit: RateLimit::new(STRANGERS_A_SECOND, STRANGERS_AT_ONCE),
+            of_peers: PeerLimits::new(OF_PEER_A_SECOND, OF_PEER_AT_ONCE),
             is_failing: AtomicBool::new(false),
-        }
+        })
     }
 
-    /// Judges whether the token's owner may read.
-    pub async fn judge(&self, token: &str) -> Verdict {
+    /// Judges whether the token's owner may read. The peer is who sent the token.
+    pub async fn judge(self: &Arc<Self>, peer: IpAddr, token: &str) -> Verdict {
         let digest: [u8; 32] = Sha256::digest(token).into();
         if let Some(verdict) = self.known(&digest) {
             return verdict;
         }
-        let client = self.client.as_ref().ok_or(Refusal::Unasked)?;
-        let asked = timeout(REVIEW_TIMEOUT, async {
-            let _turn = self.reviews.acquire().await;
-            // Another request may have come with the same token.
-            match self.known(&digest) {
-                Some(verdict) => Ok(verdict),
-                None => review(client, token).await,
-            }
-        });
-        let failure = match asked.await {
-            Ok(Ok(verdict)) => {
-                self.is_failing.store(false, Ordering::Relaxed);
-                self.keep(digest, verdict);
-                return verdict;
-            }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "no answer in time".to_owned(),
+        let client = self.client.clone().ok_or(Refusal::Unasked)?;
+        let turns = if self.was_admitted(&digest) {
+            &self.readers
+        } else if self.of_peers.take(peer) && self.limit.take() {
+            &self.strangers
+        } else {
+            return Err(Refusal::TooMany);
         };
+        let end = Instant::now() + REVIEW_TIMEOUT;
+        let Ok(turn) = timeout_at(end, Arc::clone(turns).acquire_owned()).await else {
+            return self.fail(NO_ANSWER);
+        };
+        // Another request may have come with the same token.
+        if let Some(verdict) = self.known(&digest) {
+            return verdict;
+        }
+        let access = Arc::clone(self);
+        let token = token.to_owned();
+        // The connection may end at any time. The turn ends when the API server has answered.
+        let reviewed = tokio::spawn(async move {
+            let verdict = match timeout_at(end, review(&client, &token)).await {
+                Ok(Ok(verdict)) => {
+                    access.is_failing.store(false, Ordering::Relaxed);
+                    access.keep(digest, verdict);
+                    verdict
+                }
+                Ok(Err(error)) => access.fail(&error.to_string()),
+                Err(_) => access.fail(NO_ANSWER),
+            };
+            drop(turn);
+            verdict
+        });
+        reviewed.await.unwrap_or(Err(Refusal::Unasked))
+    }
+
+    /// Says in the log why nobody could be asked.
+    fn fail(&self, error: &str) -> Verdict {
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             warn!(
-                error = failure,
+                error,
                 "tokens can't be reviewed, so nobody reads metrics: is the API server there, and may this process \
                  create tokenreviews and subjectaccessreviews?"
             );
@@ -127,23 +168,31 @@ impl Access {
         (until > Instant::now()).then_some(verdict)
     }
 
+    /// Whether the last answer was yes, however long ago.
+    fn was_admitted(&self, digest: &[u8; 32]) -> bool {
+        self.lock()
+            .get(digest)
+            .is_some_and(|(verdict, _)| verdict.is_ok())
+    }
+
     fn keep(&self, digest: [u8; 32], verdict: Verdict) {
-        let now = Instant::now();
         let period = if verdict.is_ok() {
             ADMITTED_FOR
         } else {
             REFUSED_FOR
         };
         let mut known = self.lock();
-        if known.len() >= MAX_KNOWN {
-            known.retain(|_, (_, until)| *until > now);
+        known.insert(digest, (verdict, Instant::now() + period));
+        if known.len() <= MAX_KNOWN {
+            return;
         }
-        if known.len() >= MAX_KNOWN {
-            // Tokens that somebody makes up take no room from readers.
-            known.retain(|_, (verdict, _)| verdict.is_ok());
-        }
-        if known.len() < MAX_KNOWN {
-            known.insert(digest, (verdict, now + period));
+        // Tokens that somebody makes up take no room from readers.
+        let least = known
+            .iter()
+            .min_by_key(|(_, (verdict, until))| (verdict.is_ok(), *until))
+            .map(|(digest, _)| *digest);
+        if let Some(least) = least {
+            known.remove(&least);
         }
     }
 }
@@ -197,14 +246,14 @@ pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
 
     use std::convert::Infallible;
-    use std::sync::Arc;
+    use std::net::Ipv4Addr;
     use std::sync::atomic::AtomicUsize;
 
     use http::{Request, Response};
     use http_body_util::BodyExt as _;
     use kube::client::Body;
     use serde_json::{Value, json};
-    use tokio::time::advance;
+    use tokio::time::{advance, timeout};
 
     use super::*;
 
@@ -292,7 +341,13 @@ pub(crate) mod tests {
         response
     }
 
-    fn server() -> (Server, Access) {
+    const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+    fn peer(number: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, number])
+    }
+
+    fn server() -> (Server, Arc<Access>) {
         let server = Server::new();
         let access = Access::new(Some(server.client()));
         (server, access)
@@ -301,7 +356,7 @@ pub(crate) mod tests {
     #[tokio::test(start_paused = true)]
     async fn who_may_get_metrics_is_asked_once_a_minute() {
         let (server, access) = server();
-        assert_eq!(access.judge("reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
         assert_eq!(server.reviews(), 2);
         let expected = json!({
             "user": "reader", "groups": ["scrapers"], "uid": "1", "extra": {"pod": ["p"]},
@@ -309,12 +364,12 @@ pub(crate) mod tests {
         });
         assert_eq!(*server.rights.lock().unwrap(), [expected]);
         advance(ADMITTED_FOR.saturating_sub(Duration::from_secs(1))).await;
-        assert_eq!(access.judge("reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
         assert_eq!(server.reviews(), 0);
         advance(Duration::from_secs(1)).await;
         server.set(Mode::Refuses);
         assert_eq!(
-            access.judge("reader").await,
+            access.judge(PEER, "reader").await,
             Err(Refusal::Unasked),
             "it has ended"
         );
@@ -328,11 +383,11 @@ pub(crate) mod tests {
             ("half", Refusal::UnknownToken, 1),
             ("other", Refusal::Forbidden, 2),
         ] {
-            assert_eq!(access.judge(token).await, Err(refusal), "{token}");
-            assert_eq!(access.judge(token).await, Err(refusal), "{token}");
+            assert_eq!(access.judge(PEER, token).await, Err(refusal), "{token}");
+            assert_eq!(access.judge(PEER, token).await, Err(refusal), "{token}");
             assert_eq!(server.reviews(), reviews, "{token}");
             advance(REFUSED_FOR).await;
-            assert_eq!(access.judge(token).await, Err(refusal), "{token}");
+            assert_eq!(access.judge(PEER, token).await, Err(refusal), "{token}");
             assert_eq!(server.reviews(), reviews, "{token}");
         }
     }
@@ -342,16 +397,20 @@ pub(crate) mod tests {
         let (server, access) = server();
         for mode in [Mode::Refuses, Mode::Hangs] {
             server.set(mode);
-            assert_eq!(access.judge("reader").await, Err(Refusal::Unasked), "{mode:?}");
+            assert_eq!(
+                access.judge(PEER, "reader").await,
+                Err(Refusal::Unasked),
+                "{mode:?}"
+            );
         }
         // Nothing of that is kept.
         server.set(Mode::Answers);
-        assert_eq!(access.judge("reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
         // A reader who is known reads on.
         server.set(Mode::Hangs);
-        assert_eq!(access.judge("reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
         assert_eq!(
-            Access::new(None).judge("reader").await,
+            Access::new(None).judge(PEER, "reader").await,
             Err(Refusal::Unasked),
             "no API server"
         );
@@ -360,14 +419,77 @@ pub(crate) mod tests {
     #[tokio::test(start_paused = true)]
     async fn tokens_of_strangers_take_bounded_memory() {
         let (server, access) = server();
-        assert_eq!(access.judge("reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
         for number in 0..2 * MAX_KNOWN {
-            let token = format!("stranger-{number}");
-            assert_eq!(access.judge(&token).await, Err(Refusal::UnknownToken));
+            let digest = Sha256::digest(format!("stranger-{number}"));
+            access.keep(digest.into(), Err(Refusal::UnknownToken));
             assert!(access.lock().len() <= MAX_KNOWN);
         }
         server.reviews();
-        assert_eq!(access.judge("reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
         assert_eq!(server.reviews(), 0, "the reader is still known");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn tokens_of_strangers_are_reviewed_a_few_a_second() {
+        let (server, access) = server();
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        advance(ADMITTED_FOR).await;
+        server.reviews();
+        // One peer has a share of its own.
+        for number in 0..30 {
+            let expected = if number < OF_PEER_AT_ONCE {
+                Refusal::UnknownToken
+            } else {
+                Refusal::TooMany
+            };
+            let token = format!("stranger-{number}");
+            assert_eq!(access.judge(peer(1), &token).await, Err(expected), "{number}");
+        }
+        assert_eq!(server.reviews(), OF_PEER_AT_ONCE as usize);
+        for number in 2..100 {
+            let token = format!("stranger-of-{number}");
+            assert!(access.judge(peer(number), &token).await.is_err());
+        }
+        assert_eq!(server.reviews(), (STRANGERS_AT_ONCE - OF_PEER_AT_ONCE) as usize);
+        assert_eq!(access.judge(peer(200), "other").await, Err(Refusal::TooMany));
+        // Who was let in before waits for no stranger.
+        assert_eq!(access.judge(peer(1), "reader").await, Ok(()));
+        assert_eq!(server.reviews(), 2);
+        advance(Duration::from_secs(1)).await;
+        assert_eq!(access.judge(peer(200), "other").await, Err(Refusal::Forbidden));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_reader_who_lost_the_right_is_a_stranger() {
+        let (server, access) = server();
+        let digest: [u8; 32] = Sha256::digest("other").into();
+        access.keep(digest, Ok(()));
+        advance(ADMITTED_FOR).await;
+        assert!(access.was_admitted(&digest));
+        assert_eq!(access.judge(PEER, "other").await, Err(Refusal::Forbidden));
+        assert!(!access.was_admitted(&digest));
+        // A failure of the API server takes nothing from a reader.
+        access.keep(digest, Ok(()));
+        advance(ADMITTED_FOR).await;
+        server.set(Mode::Refuses);
+        assert_eq!(access.judge(PEER, "other").await, Err(Refusal::Unasked));
+        assert!(access.was_admitted(&digest));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_that_ends_frees_no_turn_of_a_review() {
+        let (server, access) = server();
+        server.set(Mode::Hangs);
+        let moment = Duration::from_millis(10);
+        for number in 0..3 * REVIEWS {
+            let token = format!("stranger-{number}");
+            // The connection ends while its token is reviewed, or waits for its turn.
+            let judged = timeout(moment, access.judge(peer(number as u8), &token)).await;
+            assert!(judged.is_err(), "{number}");
+        }
+        assert_eq!(server.reviews(), REVIEWS, "the others have waited");
+        server.set(Mode::Answers);
+        assert_eq!(access.judge(PEER, "reader").await, Ok(()), "the turns have ended");
     }
 }

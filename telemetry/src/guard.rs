@@ -5,6 +5,7 @@
 //! without TLS: kubelet has no token.
 
 use std::io;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hyper::HeaderMap;
@@ -18,16 +19,21 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::access::{Access, Refusal};
+use crate::peers::PeerLimits;
 
 /// The pages without a guard, which say no more than whether the process works.
 const PROBES: [&str; 2] = ["/healthz", "/readyz"];
 /// The first byte of a connection by TLS: the type of a record of its handshake (RFC 8446, section 5.1).
 const HANDSHAKE: u8 = 22;
+/// How many handshakes of TLS a peer may begin at once after a rest, and then a second. The server signs in each.
+const HANDSHAKES_AT_ONCE: u32 = 40;
+const HANDSHAKES_A_SECOND: u32 = 20;
 
 /// Decides who may read the pages of a server.
 pub struct Guard {
     tls: TlsAcceptor,
-    access: Access,
+    handshakes: PeerLimits,
+    access: Arc<Access>,
 }
 
 impl Guard {
@@ -41,8 +47,14 @@ impl Guard {
         let config = builder.with_no_client_auth().with_cert_resolver(certificate);
         Ok(Self {
             tls: TlsAcceptor::from(Arc::new(config)),
+            handshakes: PeerLimits::new(HANDSHAKES_A_SECOND, HANDSHAKES_AT_ONCE),
             access: Access::new(client),
         })
+    }
+
+    /// Whether the peer may begin TLS now.
+    pub(crate) fn may_begin(&self, peer: IpAddr) -> bool {
+        self.handshakes.take(peer)
     }
 
     pub(crate) async fn secure(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
@@ -52,6 +64,7 @@ impl Guard {
     /// Judges a request for a path. Paths that there are not have the same guard as the others.
     pub(crate) async fn admit(
         &self,
+        peer: IpAddr,
         path: &str,
         headers: &HeaderMap,
         is_secured: bool,
@@ -63,7 +76,7 @@ impl Guard {
             return Err(Refusal::Plain);
         }
         let token = bearer(headers).ok_or(Refusal::NoToken)?;
-        self.access.judge(token).await
+        self.access.judge(peer, token).await
     }
 }
 
@@ -223,6 +236,30 @@ mod tests {
         }
         let unknown = guarded.tls("/", Some("Bearer reader")).await.unwrap();
         assert!(is_refused(&unknown, 404), "{unknown}");
+    }
+
+    #[tokio::test]
+    async fn who_tries_many_tokens_is_told_to_wait() {
+        let server = Server::new();
+        let guarded = Guarded::start(None, Some(server.client())).await;
+        let mut limited = 0;
+        for number in 0..20 {
+            let authorization = format!("Bearer stranger-{number}");
+            let answer = guarded.tls("/metrics", Some(&authorization)).await.unwrap();
+            assert!(is_refused(&answer, 401) || is_refused(&answer, 429), "{answer}");
+            limited += usize::from(is_refused(&answer, 429));
+        }
+        assert!(limited > 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_begins_tls_only_so_often() {
+        let guard = Guard::new(Arc::new(NoneYet), None).unwrap();
+        let begun = |peer: [u8; 4]| (0..1000).filter(|_| guard.may_begin(peer.into())).count();
+        assert_eq!(begun([192, 0, 2, 1]), HANDSHAKES_AT_ONCE as usize);
+        assert_eq!(begun([192, 0, 2, 2]), HANDSHAKES_AT_ONCE as usize, "of its own");
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        assert_eq!(begun([192, 0, 2, 1]), HANDSHAKES_A_SECOND as usize);
     }
 
     #[tokio::test]

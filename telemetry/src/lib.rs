@@ -2,8 +2,9 @@
 //! panics. Takes commands of root at a Unix socket ([`control`]). Sends traces of pods ([`traces`]).
 //!
 //! Requests are untrusted: anybody who reaches the address may send one. A request is read within a limit of bytes and
-//! time, and few are served at once. Of the request line only the path counts, not even the method, and no request
-//! changes anything. A server beyond loopback may have a [`Guard`], which shows pages to who has the right.
+//! time, and few are served at once; a peer with many connections loses its own first. Of the request line only the
+//! path counts, not even the method, and no request changes anything. A server beyond loopback may have a [`Guard`],
+//! which shows pages to who has the right.
 
 mod access;
 pub mod control;
@@ -13,13 +14,14 @@ mod json;
 mod levels;
 mod own;
 mod panics;
+mod peers;
 pub mod process;
+pub mod rate_limit;
 pub mod traces;
 
-use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,7 +37,6 @@ use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
-use tokio::task::JoinHandle;
 use tokio::time::{sleep, timeout};
 use tracing::{debug, info, warn};
 
@@ -45,8 +46,10 @@ pub use guard::Guard;
 use guard::begins_with_tls;
 use own::with_own;
 pub use panics::abort_on_panic;
+use peers::Connections;
 
-/// The most connections. One more closes the oldest, so that connections without a request don't keep others out.
+/// The most connections. One more ends the oldest of the peer that has the most, so that connections without a request
+/// keep out nobody, and many connections of one peer end none of another.
 const AT_ONCE: usize = 32;
 /// The most answers that are made at once.
 const MADE_AT_ONCE: usize = 8;
@@ -120,12 +123,14 @@ struct Server<P> {
 enum ConnectionError {
     #[error("no TLS: {0}")]
     Tls(#[from] io::Error),
+    #[error("the peer begins TLS too often")]
+    TooMany,
     #[error(transparent)]
     Http(#[from] hyper::Error),
 }
 
 async fn accept(listener: TcpListener, pages: impl Pages, guard: Option<Guard>) {
-    let mut served: VecDeque<JoinHandle<()>> = VecDeque::new();
+    let mut served = Connections::default();
     let server = Arc::new(Server {
         pages,
         places: Semaphore::new(MADE_AT_ONCE),
@@ -136,35 +141,40 @@ async fn accept(listener: TcpListener, pages: impl Pages, guard: Option<Guard>) 
             sleep(PAUSE).await;
             continue;
         };
-        served.retain(|connection| !connection.is_finished());
-        if served.len() >= AT_ONCE
-            && let Some(oldest) = served.pop_front()
-        {
-            oldest.abort();
-        }
+        let address = peer.ip().to_canonical();
+        served.make_room(address, AT_ONCE);
         let server = Arc::clone(&server);
-        served.push_back(tokio::spawn(async move {
-            match timeout(REQUEST_TIMEOUT, one_connection(stream, server)).await {
+        let connection = tokio::spawn(async move {
+            match timeout(REQUEST_TIMEOUT, one_connection(stream, address, server)).await {
                 Ok(Ok(())) => {}
                 Ok(Err(error)) => debug!(%peer, %error, "a request that can't be read"),
                 Err(_) => debug!(%peer, "a request took too long"),
             }
-        }));
+        });
+        served.add(address, connection);
     }
 }
 
-async fn one_connection<P: Pages>(stream: TcpStream, server: Arc<Server<P>>) -> Result<(), ConnectionError> {
+async fn one_connection<P: Pages>(
+    stream: TcpStream,
+    peer: IpAddr,
+    server: Arc<Server<P>>,
+) -> Result<(), ConnectionError> {
     if let Some(guard) = &server.guard
         && begins_with_tls(&stream).await?
     {
+        if !guard.may_begin(peer) {
+            return Err(ConnectionError::TooMany);
+        }
         let stream = guard.secure(stream).await?;
-        return Ok(one_request(stream, true, Arc::clone(&server)).await?);
+        return Ok(one_request(stream, peer, true, Arc::clone(&server)).await?);
     }
-    Ok(one_request(stream, false, server).await?)
+    Ok(one_request(stream, peer, false, server).await?)
 }
 
 async fn one_request<P: Pages>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: IpAddr,
     is_secured: bool,
     server: Arc<Server<P>>,
 ) -> hyper::Result<()> {
@@ -175,7 +185,7 @@ async fn one_request<P: Pages>(
             let path = head.uri.path();
             // Before there is a place: who waits for a review keeps out no probe.
             if let Some(guard) = &server.guard
-                && let Err(refusal) = guard.admit(path, &head.headers, is_secured).await
+                && let Err(refusal) = guard.admit(peer, path, &head.headers, is_secured).await
             {
                 return Ok(refuse(refusal));
             }
@@ -231,6 +241,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpSocket;
+    use tokio::task::JoinHandle;
 
     use super::*;
 
@@ -254,7 +266,10 @@ mod tests {
     }
 
     async fn ask_at(address: SocketAddr, request: &str) -> String {
-        let mut stream = TcpStream::connect(address).await.unwrap();
+        ask_by(TcpStream::connect(address).await.unwrap(), request).await
+    }
+
+    async fn ask_by(mut stream: TcpStream, request: &str) -> String {
         let _ = stream.write_all(request.as_bytes()).await;
         // Some clients close their sending side.
         let _ = stream.shutdown().await;
@@ -321,6 +336,23 @@ mod tests {
             .await
             .unwrap();
         assert!(ended.is_err() || ended.unwrap() == 0, "the oldest is hung up on");
+        server.abort();
+    }
+
+    #[tokio::test]
+    async fn many_connections_of_a_peer_end_none_of_another() {
+        let (address, server) = serve_few().await;
+        let other = TcpSocket::new_v4().unwrap();
+        other.bind("127.0.0.2:0".parse().unwrap()).unwrap();
+        let other = other.connect(address).await.unwrap();
+        let mut idle = Vec::new();
+        for _ in 0..AT_ONCE + 5 {
+            idle.push(TcpStream::connect(address).await.unwrap());
+        }
+        let request = "GET /metrics HTTP/1.1\r\n\r\n";
+        // Connections are taken in turn: when this one has its answer, all before it were taken.
+        assert!(ask_at(address, request).await.contains(" 200 "));
+        assert!(ask_by(other, request).await.contains(" 200 "));
         server.abort();
     }
 }
