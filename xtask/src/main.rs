@@ -43,6 +43,7 @@ mod progress;
 mod prometheus;
 mod publish;
 mod removal;
+mod scraper;
 mod soak;
 mod test;
 mod test_names;

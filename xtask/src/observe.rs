@@ -23,6 +23,7 @@ use crate::{
     deps, images,
     install::NAMESPACE,
     prometheus::{Running, Server},
+    scraper::Scraper,
 };
 
 /// How long Prometheus looks before it is asked: a rate needs two scrapes.
@@ -100,7 +101,8 @@ pub fn run() -> Result<()> {
     step("metrics of transitd at the nodes' addresses", || {
         open_pages(cluster)
     })?;
-    let running = step("Prometheus", || Running::start(cluster))?;
+    let scraper = step("the account that reads metrics", || Scraper::make(cluster))?;
+    let running = step("Prometheus", || Running::start(cluster, &scraper))?;
     let server = running.server;
     thread::sleep(WARM_UP);
     step("queries of the dashboards", || dashboards::ask(&server))?;

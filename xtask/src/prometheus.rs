@@ -16,11 +16,18 @@ use anyhow::{Context, Error, Result, ensure};
 use serde_json::{Value, json};
 use thuban_cluster::{Cluster, wait::wait_for};
 
-use crate::build::root;
+use crate::{build::root, scraper::Scraper};
 
 const PORT: u16 = 19_099;
 const OPERATOR_PORT: u16 = 6083;
 const TRANSITD_PORT: u16 = 6084;
+/// The name in the operator's certificate.
+const OPERATOR_NAME: &str = "thuban-operator";
+/// Files beside the configuration.
+const TOKEN: &str = "token";
+const AUTHORITIES: &str = "operator-ca.pem";
+/// The operator's job, and that of transitd.
+const JOBS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(500);
 const ALERTS: &str = "charts/thuban/files/alerts.yaml";
@@ -117,7 +124,7 @@ pub struct Running {
 
 impl Running {
     /// Starts it with the chart's alerts, which fire after seconds; waits until it answers.
-    pub fn start(cluster: &Cluster) -> Result<Self> {
+    pub fn start(cluster: &Cluster, scraper: &Scraper<'_>) -> Result<Self> {
         let folder = cluster.instance().state().join("prometheus");
         let _ = fs::remove_dir_all(&folder);
         fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
@@ -127,6 +134,8 @@ impl Running {
         };
         let rules = fs::read_to_string(root().join(ALERTS)).with_context(|| format!("reading {ALERTS}"))?;
         write("alerts.yaml", &impatient(&rules))?;
+        write(TOKEN, &scraper.token)?;
+        write(AUTHORITIES, &scraper.authorities)?;
         write("prometheus.yaml", &configuration(cluster)?.to_string())?;
         let log = fs::File::create(folder.join("log")).context("making Prometheus's log")?;
         let child = Command::new("prometheus")
@@ -141,8 +150,8 @@ impl Running {
         let server = Server((Ipv4Addr::LOCALHOST, PORT).into());
         let running = Self { child, server };
         wait_for("Prometheus has scraped the cluster", TIMEOUT * 2, POLL, || {
-            let up = server.query("count(up == 1)")?;
-            Ok(!up.is_empty() && !server.metrics()?.is_empty())
+            let up = server.query("count by (job) (up == 1)")?;
+            Ok(up.len() == JOBS && !server.metrics()?.is_empty())
         })
         .with_context(|| format!("see {}", folder.join("log").display()))?;
         Ok(running)
@@ -172,12 +181,26 @@ fn configuration(cluster: &Cluster) -> Result<Value> {
     Ok(json!({
         "global": {"scrape_interval": "2s", "scrape_timeout": "2s", "evaluation_interval": "2s"},
         "rule_files": ["alerts.yaml"],
-        "scrape_configs": [
-            // A node without a replica has no such port.
-            {"job_name": "thuban-operator", "static_configs": [{"targets": operators}]},
-            {"job_name": "thuban-transitd", "static_configs": droplets},
-        ],
+        "scrape_configs": jobs(&operators, &droplets),
     }))
+}
+
+/// Returns the jobs as docs/metrics.md has them: by TLS, with a token.
+fn jobs(operators: &[Value], droplets: &[Value]) -> [Value; JOBS] {
+    [
+        // A node without a replica has no such port.
+        json!({
+            "job_name": "thuban-operator", "scheme": "https", "authorization": {"credentials_file": TOKEN},
+            "tls_config": {"ca_file": AUTHORITIES, "server_name": OPERATOR_NAME},
+            "static_configs": [{"targets": operators}],
+        }),
+        json!({
+            "job_name": "thuban-transitd", "scheme": "https", "authorization": {"credentials_file": TOKEN},
+            // Each transitd makes its certificate itself.
+            "tls_config": {"insecure_skip_verify": true},
+            "static_configs": droplets,
+        }),
+    ]
 }
 
 /// Returns rules that need to be true for a few seconds only.
@@ -191,7 +214,9 @@ fn impatient(rules: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Server, encoded, impatient};
+    use serde_json::json;
+
+    use super::{OPERATOR_NAME, Server, TOKEN, encoded, impatient, jobs};
 
     #[test]
     fn queries_are_encoded_and_servers_read() {
@@ -199,6 +224,26 @@ mod tests {
         let server: Server = "http://127.0.0.1:9090/".parse().unwrap();
         assert_eq!(server.to_string(), "http://127.0.0.1:9090");
         assert!("http://127.0.0.1".parse::<Server>().is_err());
+    }
+
+    #[test]
+    fn guarded_pages_are_scraped_by_tls_and_with_a_token() {
+        let [operator, transitd] = jobs(
+            &[json!("192.0.2.1:6083")],
+            &[json!({"targets": ["192.0.2.1:6084"]})],
+        );
+        for job in [&operator, &transitd] {
+            assert_eq!(job["scheme"], "https");
+            assert_eq!(job["authorization"]["credentials_file"], TOKEN);
+        }
+        assert_eq!(operator["static_configs"][0]["targets"][0], "192.0.2.1:6083");
+        assert_eq!(transitd["static_configs"][0]["targets"][0], "192.0.2.1:6084");
+        assert!(operator["tls_config"]["insecure_skip_verify"].is_null());
+        // The chart's monitor verifies by the same name.
+        let monitor = super::root().join("charts/thuban/templates/41-pod-monitor.yaml");
+        let monitor = std::fs::read_to_string(monitor).unwrap();
+        assert!(monitor.contains(&format!("serverName: {OPERATOR_NAME}\n")));
+        assert_eq!(operator["tls_config"]["server_name"], OPERATOR_NAME);
     }
 
     #[test]
