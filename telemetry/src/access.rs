@@ -41,8 +41,8 @@ const REVIEWS: usize = 2;
 /// How many strangers' tokens are reviewed at once after a rest, and then a second: of all peers, and of one.
 const STRANGERS_AT_ONCE: u32 = 20;
 const STRANGERS_A_SECOND: u32 = 5;
-const OF_PEER_AT_ONCE: u32 = 5;
-const OF_PEER_A_SECOND: u32 = 1;
+const OF_PEER_AT_ONCE: u32 = 10;
+const OF_PEER_A_SECOND: u32 = 2;
 /// How long both reviews may take, with the wait for their turn: less than a request may take.
 const REVIEW_TIMEOUT: Duration = Duration::from_secs(3);
 const NO_ANSWER: &str = "no answer in time";
