@@ -7,9 +7,10 @@
 //!
 //! Addresses of L2 have one announcer at a time, whose answers count for seconds: see [`l2`].
 
+mod granting;
 pub mod l2;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,6 +25,7 @@ use axum::routing::post;
 use axum::{Json, Router};
 use cidrd::problem::Problem;
 use futures::StreamExt;
+use futures::future::join;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::jiff::Timestamp;
 use kube::core::{Selector, SelectorExt};
@@ -68,18 +70,12 @@ const MAX_TOKENS: usize = 10_000;
 pub const REVIEWS: usize = 32;
 /// How long a body may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long routes are granted before an answer goes out with those that are.
-const GRANTING: Duration = Duration::from_secs(5);
-/// How long what a node says is written before it is answered.
+/// How long what a node says is written before it is answered. Of a node with addresses of L2, half a renewal at most.
 const NOTING: Duration = Duration::from_secs(5);
 /// How many Vips are written at once.
 const AT_ONCE: usize = 8;
 /// The pause before an answer that lacks routes, which is followed by the next request at once.
 const PAUSE: Duration = Duration::from_secs(1);
-/// The head start for an address of L2 of each node before the next one, and the most nodes that get one. So addresses
-/// spread over nodes.
-const HEAD_START: Duration = Duration::from_millis(50);
-const MAX_HEAD_STARTS: u32 = 5;
 /// A node with addresses of L2 asks so many times while an answer counts.
 const RENEWALS: u64 = 4;
 /// A node with this label announces nothing.
@@ -173,10 +169,11 @@ impl Speakers {
     pub async fn answer(&self, node: &str, report: &Report) -> (Routes, bool) {
         let end = Instant::now() + LONG_POLL;
         let mut changes = self.changes.clone();
-        let _ = timeout(NOTING, self.warn(node, report)).await;
+        changes.mark_unchanged();
+        let time = self.time_to_note(&self.concerned(node, report));
+        let warned = timeout(time, self.warn(node, report));
+        let _ = join(warned, self.note(node, report)).await;
         loop {
-            changes.mark_unchanged();
-            self.note(node, report).await;
             let (mut answer, is_whole) = self.wanted(node, report);
             let has_l2 = answer.routes.iter().any(|route| route.l2);
             if !is_whole {
@@ -191,19 +188,33 @@ impl Speakers {
                 return (self.grant(node, report, answer).await, is_whole);
             }
             let _ = timeout_at(end, changes.changed()).await;
+            changes.mark_unchanged();
+            self.note(node, report).await;
         }
+    }
+
+    /// The milliseconds after which a node with addresses of L2 asks again.
+    fn renew_after_ms(&self) -> u64 {
+        u64::from(self.l2.seconds) * 1000 / RENEWALS
     }
 
     /// Returns what a node is to announce, before it is granted.
     fn wanted(&self, node: &str, report: &Report) -> (Routes, bool) {
         let peers = self.peers_of(node);
+        let mut serves: HashMap<IpAddr, Vec<&Serving>> = HashMap::new();
+        for serving in &report.serves {
+            serves.entry(serving.address).or_default().push(serving);
+        }
+        let said = report.announced.iter();
+        let said: HashSet<(&str, IpAddr)> = said.map(|said| (said.uid.as_str(), said.address)).collect();
         let mut routes = Vec::new();
         let (mut sequence, mut is_whole) = (self.l2.answered(node), true);
         for vip in self.vips.state() {
             let uid = vip.uid().unwrap_or_default();
             sequence = sequence.max(entry(&vip, node).unwrap_or_default());
             for address in addresses(&vip) {
-                if !self.is_candidate(&vip, node, &peers) || !may_have(&vip, node, address, report) {
+                let servings = serves.get(&address).map(Vec::as_slice).unwrap_or_default();
+                if !may_have_by(&vip, node, servings) || !self.is_candidate(&vip, node, &peers) {
                     continue;
                 }
                 let l2 = announce(&vip) == AnnounceBy::L2;
@@ -216,7 +227,7 @@ impl Speakers {
                     l2,
                 };
                 // A process that has just started does not know for how long.
-                let (is_known, is_announced) = (remaining.is_some(), announces(report, &route));
+                let (is_known, is_announced) = (remaining.is_some(), said.contains(&(uid.as_str(), address)));
                 is_whole &= is_known || (is_announced && !l2);
                 if is_known || is_announced {
                     routes.push(route);
@@ -248,19 +259,6 @@ impl Speakers {
                 known.is_some_and(|known| !is_excluded(&known)) && self.l2.is_free_for(vip, node)
             }
         }
-    }
-
-    /// Returns how long a node waits before it claims a Vip's addresses. Of each Vip, another node is the first one.
-    fn head_start(&self, uid: &str, node: &str) -> Duration {
-        let score = |name: &str| {
-            let mut hasher = DefaultHasher::new();
-            (uid, name).hash(&mut hasher);
-            hasher.finish()
-        };
-        let (nodes, own) = (self.nodes.state(), score(node));
-        let is_before = |other: &&Arc<Node>| !is_excluded(other) && score(&other.name_any()) > own;
-        let before = u32::try_from(nodes.iter().filter(is_before).count()).unwrap_or(u32::MAX);
-        HEAD_START * before.min(MAX_HEAD_STARTS)
     }
 
     /// Returns the routers that a node announces to, the first of each address.
@@ -301,82 +299,6 @@ impl Speakers {
         peers
     }
 
-    /// Writes which of the addresses are new to the node before they go out. What can't be written is left out, and the
-    /// node's next request is answered at once.
-    async fn grant(&self, node: &str, report: &Report, mut answer: Routes) -> Routes {
-        let vips = self.vips.state();
-        let vips: BTreeMap<&str, &Arc<Vip>> = vips
-            .iter()
-            .filter_map(|vip| Some((vip.metadata.uid.as_deref()?, vip)))
-            .collect();
-        let end = Instant::now() + GRANTING;
-        // The answers to the node that no longer count. `None`: this one must not have addresses of L2.
-        let expired = if answer.routes.iter().any(|route| route.l2) {
-            let renewed = timeout_at(end, self.l2.renew(node, report.sequence)).await;
-            renewed.unwrap_or_default()
-        } else {
-            None
-        };
-        let is_lost = |route: &Route| route.l2 && expired.is_none();
-        // A node that announces an address without an entry gets one.
-        let is_new = |route: &Route| {
-            let known = vips.get(route.uid.as_str()).and_then(|vip| entry(vip, node));
-            let is_over = |known: u64| route.l2 && expired.is_none_or(|expired| known <= expired);
-            !announces(report, route) || known.is_none_or(is_over)
-        };
-        let new: BTreeSet<String> = answer
-            .routes
-            .iter()
-            .filter(|route| !is_lost(route) && is_new(route))
-            .map(|route| route.uid.clone())
-            .collect();
-        let granted: BTreeSet<String> = futures::stream::iter(new)
-            .map(|uid| async {
-                let vip = vips.get(uid.as_str())?;
-                let written = timeout_at(end, self.let_announce(vip, node, report)).await;
-                written.unwrap_or_default().then_some(uid)
-            })
-            .buffer_unordered(AT_ONCE)
-            .filter_map(|granted| async { granted })
-            .collect()
-            .await;
-        let is_refused = |route: &Route| is_lost(route) || is_new(route) && !granted.contains(&route.uid);
-        let is_whole = !answer.routes.iter().any(is_refused);
-        answer.routes.retain(|route| !is_refused(route));
-        let has_l2 = answer.routes.iter().any(|route| route.l2);
-        answer.renew_after_ms = has_l2.then(|| u64::from(self.l2.seconds) * 1000 / RENEWALS);
-        if !is_whole {
-            answer.version = String::new();
-            if !has_l2 {
-                sleep(PAUSE).await;
-            }
-        }
-        answer
-    }
-
-    /// Returns whether the API server's copy of a Vip says that this request is answered by its addresses.
-    async fn let_announce(&self, vip: &Vip, node: &str, report: &Report) -> bool {
-        let is_l2 = announce(vip) == AnnounceBy::L2;
-        if is_l2 && entry(vip, node).is_none() {
-            sleep(self.head_start(vip.metadata.uid.as_deref().unwrap_or_default(), node)).await;
-        }
-        let written = change_status(&self.client, vip, |vip| {
-            let is_wanted = addresses(vip).any(|address| may_have(vip, node, address, report));
-            let is_free = announce(vip) == AnnounceBy::Bgp || self.l2.claim(vip, node);
-            is_wanted && is_free && let_announce(vip, node, report.sequence)
-        });
-        let written = written.await.unwrap_or_else(|error| {
-            debug!(node, %error, "a route can't be granted yet");
-            None
-        });
-        written.is_some_and(|vip| {
-            entry(&vip, node) == Some(report.sequence)
-                && !is_withdrawn(&vip)
-                && (announce(&vip) == AnnounceBy::L2) == is_l2
-                && (!is_l2 || holder(&vip) == Some(node))
-        })
-    }
-
     /// Tells which passwords a node does not have, by events of the BgpPeers.
     async fn warn(&self, node: &str, report: &Report) {
         let Some(node) = self.nodes.get(&ObjectRef::new(node)) else {
@@ -395,6 +317,22 @@ impl Speakers {
         }
     }
 
+    /// Returns the Vips that a node may have to do with.
+    fn concerned(&self, node: &str, report: &Report) -> Vec<Arc<Vip>> {
+        let said = report.announced.iter();
+        let said: HashSet<&str> = said.map(|announced| announced.uid.as_str()).collect();
+        let mut vips = self.vips.state();
+        vips.retain(|vip| concerns(vip, node, &said));
+        vips
+    }
+
+    /// How long what a node says may be written. Meanwhile its addresses of L2 are not renewed.
+    fn time_to_note(&self, concerned: &[Arc<Vip>]) -> Duration {
+        let has_l2 = concerned.iter().any(|vip| announce(vip) == AnnounceBy::L2);
+        let most = Duration::from_millis(self.renew_after_ms() / 2);
+        if has_l2 { NOTING.min(most) } else { NOTING }
+    }
+
     /// Writes what a node says into the status of the Vips concerned. What is not written in time is written with the
     /// next request.
     async fn note(&self, node: &str, report: &Report) {
@@ -403,8 +341,9 @@ impl Speakers {
             let is_candidate = self.is_candidate(vip, node, &peers);
             note(vip, node, report, is_candidate, Timestamp::now())
         };
-        let vips = self.vips.state().into_iter();
-        let concerned = vips.filter(|vip| concerns(vip, node, report) && change(&mut Vip::clone(vip)));
+        let mut concerned = self.concerned(node, report);
+        let time = self.time_to_note(&concerned);
+        concerned.retain(|vip| change(&mut Vip::clone(vip)));
         let noted = futures::stream::iter(concerned).for_each_concurrent(AT_ONCE, |vip| async move {
             match change_status(&self.client, &*vip, change).await {
                 Ok(_) => info!(
@@ -416,7 +355,7 @@ impl Speakers {
                 Err(error) => debug!(node, %error, "announcers not noted yet"),
             }
         });
-        let _ = timeout(NOTING, noted).await;
+        let _ = timeout(time, noted).await;
     }
 }
 
@@ -448,19 +387,13 @@ fn without_password(problem: PasswordProblem, secret: &str) -> (&'static str, St
 }
 
 /// Whether a node may have to do with a Vip.
-fn concerns(vip: &Vip, node: &str, report: &Report) -> bool {
+/// `said`: the UIDs of which the node announces something; empty if it does not know whose an address is.
+fn concerns(vip: &Vip, node: &str, said: &HashSet<&str>) -> bool {
     let uid = vip.metadata.uid.as_deref().unwrap_or_default();
-    let is_said = |announced: &Announced| announced.uid == uid || announced.uid.is_empty();
     let is_known = vip.status.as_ref().is_some_and(|status| {
         status.announced_by.iter().any(|known| known == node) || entry(vip, node).is_some()
     });
-    is_known || report.announced.iter().any(is_said)
-}
-
-/// Whether a node says that it announces the route.
-fn announces(report: &Report, route: &Route) -> bool {
-    let is_it = |announced: &Announced| announced.uid == route.uid && announced.address == route.address;
-    report.announced.iter().any(is_it)
+    is_known || said.contains(uid) || said.contains("")
 }
 
 /// Whether a node announces nothing.
@@ -502,23 +435,27 @@ fn addresses(vip: &Vip) -> impl Iterator<Item = IpAddr> {
 /// A change of the Vip that is refused takes nothing from what is served. But a Service of the Vip's name that is not
 /// its own gets nothing.
 fn may_have(vip: &Vip, node: &str, address: IpAddr, report: &Report) -> bool {
+    let servings = report.serves.iter();
+    let servings: Vec<&Serving> = servings.filter(|serving| serving.address == address).collect();
+    may_have_by(vip, node, &servings)
+}
+
+/// Whether a node that serves an address of a Vip in these ways may announce the address.
+fn may_have_by(vip: &Vip, node: &str, servings: &[&Serving]) -> bool {
     let service = format!("{}/{}", vip.namespace().unwrap_or_default(), vip.name_any());
-    let is_its = |serving: &&Serving| {
+    let is_its = |serving: &Serving| {
         serving.service == service || serving.service.is_empty() && entry(vip, node).is_some()
     };
-    let mut servings = report
-        .serves
-        .iter()
-        .filter(|serving| serving.address == address)
-        .peekable();
     let conditions = vip.status.as_ref().map(|status| status.conditions.as_slice());
     let accepted = find(conditions.unwrap_or_default(), "Accepted");
     let is_l2 = announce(vip) == AnnounceBy::L2;
     !is_withdrawn(vip)
         && !vip.status.as_ref().is_some_and(VipStatus::is_private)
         && accepted.is_some_and(|accepted| !NOT_ITS_SERVICE.contains(&accepted.reason.as_str()))
-        && servings.peek().is_some()
-        && servings.all(|serving| is_its(&serving) && (serving.on_link || !is_l2))
+        && !servings.is_empty()
+        && servings
+            .iter()
+            .all(|serving| is_its(serving) && (serving.on_link || !is_l2))
 }
 
 /// Returns the number of the last request by which a node was let announce a Vip's addresses.
@@ -583,6 +520,8 @@ pub fn note(vip: &mut Vip, node: &str, report: &Report, is_candidate: bool, now:
     is_changed
 }
 
+#[cfg(test)]
+mod played;
 #[cfg(test)]
 mod simulation;
 #[cfg(test)]

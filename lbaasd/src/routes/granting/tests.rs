@@ -1,0 +1,184 @@
+//! A node that has addresses of L2 takes over many more, at an API server that is slow.
+
+use std::sync::Mutex;
+
+use cidrd::client::Grant;
+use cidrd::http::Lease;
+use k8s_openapi::api::coordination::v1::Lease as NodeLease;
+use kube::api::ObjectMeta;
+use kube::runtime::reflector::store;
+use kube::runtime::watcher::Event;
+use serde_json::json;
+use thuban_api::ip_lease::LeaseState;
+use thuban_api::routes::{Announced, Serving};
+use tokio::sync::{Semaphore, watch};
+
+use super::*;
+use crate::events::Warnings;
+use crate::leases::Leases;
+use crate::routes::l2::{NAMESPACE, NodeLeases};
+use crate::routes::played::{Fault, Played};
+
+/// How many Vips node-a has, and how many there are. The others are those of node-b, which is silent.
+const OWN: u16 = 20;
+const ALL: u16 = 320;
+/// After that time a node gives a request up.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+fn uid(number: u16) -> String {
+    format!("vip-{number}")
+}
+
+fn address(number: u16) -> IpAddr {
+    let [high, low] = number.to_be_bytes();
+    IpAddr::from([198, 51, high, low])
+}
+
+fn vip(number: u16) -> Vip {
+    let node = if number < OWN { "node-a" } else { "node-b" };
+    let vip = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip",
+        "metadata": {"name": uid(number), "namespace": "red", "uid": uid(number), "resourceVersion": "1"},
+        "spec": {"service": uid(number), "ipFamilies": ["IPv4"]},
+        "status": {"addresses": [address(number)], "announce": "L2", "announcedBy": [node],
+            "announcers": [{"node": node, "sequence": 1}], "conditions": [{"type": "Accepted", "status": "True",
+            "reason": "Valid", "message": "", "lastTransitionTime": ""}]}});
+    serde_json::from_value(vip).unwrap()
+}
+
+/// Returns the Lease of a node whose request 1 was answered.
+fn node_lease(node: &str, expired: u64) -> NodeLease {
+    let lease = json!({"metadata": {"name": node, "namespace": NAMESPACE, "resourceVersion": "1",
+            "annotations": {"thuban.dev/answered-request": "1", "thuban.dev/expired-request": expired.to_string()}},
+        "spec": {"leaseDurationSeconds": 2}});
+    serde_json::from_value(lease).unwrap()
+}
+
+/// Returns what cidrd leased to a Vip.
+fn grant(number: u16) -> Grant {
+    let lease = Lease {
+        uid: uid(number),
+        namespace: "red".into(),
+        name: uid(number),
+        pool: "office".into(),
+        vpc: String::new(),
+        address: address(number),
+        state: LeaseState::Held,
+        grant: String::new(),
+        lease_seconds: 86_400,
+        quarantine_seconds: 1,
+    };
+    Grant::new(lease, Instant::now())
+}
+
+/// Returns the part of an lbaasd that nodes ask. Its watches hear nothing any more.
+fn speakers(played: &Arc<Played>) -> Speakers {
+    let (client, changes) = (played.client(), watch::Sender::new(0));
+    let (vips, mut writer) = store();
+    let leases = Leases::new(client.clone(), String::new(), changes.clone());
+    for number in 0..ALL {
+        played.keep_vip(vip(number));
+        writer.apply_watcher_event(&Event::Apply(vip(number)));
+        leases.note(&uid(number), &[grant(number)]);
+    }
+    let (nodes, mut writer) = store();
+    let (known, mut heard) = store();
+    for (node, expired) in [("node-a", 0), ("node-b", 1)] {
+        played.keep(node_lease(node, expired));
+        heard.apply_watcher_event(&Event::Apply(node_lease(node, expired)));
+        writer.apply_watcher_event(&Event::Apply(Node {
+            metadata: ObjectMeta {
+                name: Some(node.to_owned()),
+                ..ObjectMeta::default()
+            },
+            ..Node::default()
+        }));
+    }
+    let (peers, _nobody) = store();
+    Speakers {
+        warnings: Warnings::new(client.clone()),
+        leases: Arc::new(leases),
+        l2: Arc::new(NodeLeases::new(client.clone(), known, 2, changes.clone())),
+        client,
+        vips,
+        nodes,
+        peers,
+        changes: changes.subscribe(),
+        reviewed: Mutex::default(),
+        reviews: Semaphore::new(1),
+    }
+}
+
+fn report(sequence: u64, held: &BTreeSet<u16>) -> Report {
+    let announced = held.iter().map(|number| Announced {
+        uid: uid(*number),
+        address: address(*number),
+    });
+    let serving = |number: u16| Serving {
+        address: address(number),
+        service: format!("red/{}", uid(number)),
+        on_link: true,
+    };
+    Report {
+        sequence,
+        announced: announced.collect(),
+        serves: (0..ALL).map(serving).collect(),
+        version: String::new(),
+        without_password: Vec::new(),
+    }
+}
+
+/// Returns the answer to node-a, which comes before the node gives the request up.
+async fn ask(speakers: &Speakers, sequence: u64, held: &BTreeSet<u16>) -> Routes {
+    let begun = Instant::now();
+    let (answer, _) = speakers.answer("node-a", &report(sequence, held)).await;
+    assert!(begun.elapsed() < PATIENCE, "{:?}", begun.elapsed());
+    assert_eq!(answer.renew_after_ms, Some(500));
+    answer
+}
+
+/// Returns the Vips of an answer, with the seconds for which it counts.
+fn given(answer: &Routes) -> BTreeMap<u16, Option<u64>> {
+    let number = |route: &Route| route.uid.trim_start_matches("vip-").parse().unwrap();
+    let routes = answer.routes.iter();
+    routes
+        .map(|route| (number(route), route.remaining_seconds))
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_takeover_of_many_lets_nothing_lapse() {
+    let played = Arc::new(Played::slow(Duration::from_millis(20)));
+    let speakers = speakers(&played);
+    let mut held: BTreeSet<u16> = (0..OWN).collect();
+    let mut sequence = 1;
+    while held.len() < usize::from(ALL) {
+        sequence += 1;
+        assert!(sequence < 12, "only {} after so many requests", held.len());
+        let answer = ask(&speakers, sequence, &held).await;
+        let given = given(&answer);
+        for number in &held {
+            assert_eq!(given.get(number), Some(&Some(2)), "{number} lapses");
+        }
+        let before = held.len();
+        held = given.into_keys().collect();
+        assert!(held.len() > before, "no progress");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_is_not_written_takes_nothing_away() {
+    for fault in [Fault::Error, Fault::Hang] {
+        let played = Arc::new(Played::default());
+        let speakers = speakers(&played);
+        played.set_fault(fault);
+        let held: BTreeSet<u16> = (0..OWN).collect();
+        let answer = ask(&speakers, 2, &held).await;
+        assert!(answer.version.is_empty(), "the answer is not whole");
+        // A former answer counts, and nothing is new.
+        let expected: BTreeMap<u16, Option<u64>> = held.iter().map(|number| (*number, None)).collect();
+        assert_eq!(given(&answer), expected, "{fault:?}");
+        played.set_fault(Fault::None);
+        let again = given(&ask(&speakers, 3, &held).await);
+        assert!(held.iter().all(|number| again[number] == Some(2)));
+    }
+}

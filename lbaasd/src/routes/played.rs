@@ -1,0 +1,128 @@
+//! A played API server with Vips and Leases, for tests. Its answers take a while by the test's clock.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use http::{Method, Request, Response};
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::client::Body;
+use kube::{Client, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use thuban_api::Vip;
+use tokio::time::sleep;
+
+/// What it does with requests for Leases.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Fault {
+    #[default]
+    None,
+    /// It answers with an error of its own.
+    Error,
+    /// It never answers.
+    Hang,
+}
+
+type Answer = Result<Response<Body>, Box<dyn std::error::Error + Send + Sync>>;
+
+#[derive(Default)]
+pub struct Played {
+    vips: Mutex<BTreeMap<String, Vip>>,
+    leases: Mutex<BTreeMap<String, Lease>>,
+    pause: Duration,
+    fault: Mutex<Fault>,
+}
+
+impl Played {
+    /// `pause`: how long each answer takes.
+    pub fn slow(pause: Duration) -> Self {
+        Self {
+            pause,
+            ..Self::default()
+        }
+    }
+
+    pub fn client(self: &Arc<Self>) -> Client {
+        let played = self.clone();
+        let service = tower::service_fn(move |request| played.clone().serve(request));
+        Client::new(service, "default")
+    }
+
+    pub fn set_fault(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = fault;
+    }
+
+    pub fn keep_vip(&self, vip: Vip) {
+        self.vips.lock().unwrap().insert(vip.name_any(), vip);
+    }
+
+    pub fn keep(&self, lease: Lease) {
+        self.leases.lock().unwrap().insert(lease.name_any(), lease);
+    }
+
+    pub fn lease(&self, node: &str) -> Option<Lease> {
+        self.leases.lock().unwrap().get(node).cloned()
+    }
+
+    pub fn remove(&self, node: &str) {
+        self.leases.lock().unwrap().remove(node);
+    }
+
+    async fn serve(self: Arc<Self>, request: Request<Body>) -> Answer {
+        sleep(self.pause).await;
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let body = request.into_body().collect_bytes().await?;
+        let path = path.trim_end_matches("/status");
+        let name = path.rsplit('/').next().unwrap_or_default();
+        if !path.contains("/leases") {
+            return answer(&mut self.vips.lock().unwrap(), &method, name, &body);
+        }
+        let fault = *self.fault.lock().unwrap();
+        match fault {
+            Fault::None => answer(&mut self.leases.lock().unwrap(), &method, name, &body),
+            Fault::Error => status(500, "InternalError"),
+            Fault::Hang => pending().await,
+        }
+    }
+}
+
+/// Carries out a request for an object.
+fn answer<K>(objects: &mut BTreeMap<String, K>, method: &Method, name: &str, body: &[u8]) -> Answer
+where
+    K: Clone + DeserializeOwned + Resource + Serialize,
+{
+    if *method == Method::DELETE {
+        objects.remove(name);
+        return status(200, "Deleted");
+    }
+    if *method == Method::GET {
+        return match objects.get(name) {
+            Some(object) => Ok(Response::new(Body::from(serde_json::to_vec(object)?))),
+            None => status(404, "NotFound"),
+        };
+    }
+    let mut written: K = serde_json::from_slice(body)?;
+    let known = objects.get(&written.name_any());
+    if *method == Method::POST && known.is_some() {
+        return status(409, "AlreadyExists");
+    }
+    let version = known.and_then(ResourceExt::resource_version);
+    if version != written.resource_version() {
+        return status(409, "Conflict");
+    }
+    let version = version.and_then(|version| version.parse().ok()).unwrap_or(0_u64);
+    written.meta_mut().resource_version = Some((version + 1).to_string());
+    objects.insert(written.name_any(), written.clone());
+    Ok(Response::new(Body::from(serde_json::to_vec(&written)?)))
+}
+
+fn status(code: u16, reason: &str) -> Answer {
+    let result = if code == 200 { "Success" } else { "Failure" };
+    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": result,
+        "message": reason, "reason": reason, "code": code});
+    let body = Body::from(status.to_string().into_bytes());
+    Ok(Response::builder().status(code).body(body)?)
+}
