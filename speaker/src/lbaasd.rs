@@ -45,6 +45,9 @@ const INTERVAL: Duration = Duration::from_millis(100);
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause after a failure.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
+/// The longest time for which a request that renews addresses of L2 is not replaced. lbaasd answers such requests at
+/// once, with what it has done within one and a half renewals or 10 s.
+const RENEWING: Duration = Duration::from_secs(10);
 /// How often a node that has addresses of L2 tries again at once.
 const QUICK_TRIES: u32 = 8;
 /// Bytes of the largest answer.
@@ -195,6 +198,12 @@ pub struct Told {
     pub renounced: BTreeMap<IpAddr, Grant>,
 }
 
+/// How long a request is not replaced, whatever changes. Tenants change what nodes serve as often as they like: that
+/// must not keep renewals from their ends.
+fn kept(renewal: Option<Duration>) -> Duration {
+    renewal.map_or(INTERVAL, |renewal| (renewal * 3 / 2).min(RENEWING))
+}
+
 /// Asks lbaasd again and again. When what a report would say changes, another request replaces the one that is under
 /// way. Addresses of L2 are asked for again without a look at gobgpd.
 pub async fn follow(
@@ -244,7 +253,7 @@ pub async fn follow(
         };
         let sent = now();
         let obsolete = async {
-            sleep_until(begun + INTERVAL).await;
+            sleep_until(begun + kept(renewal)).await;
             let _ = said.wait_for(|now| now.as_ref() != Some(&known)).await;
         };
         let limit = renewal.map_or(REQUEST_TIMEOUT, |renewal| renewal * 2);
@@ -297,5 +306,18 @@ pub async fn follow(
                 pause = (pause * 2).min(MAX_PAUSE);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_renewal_is_not_replaced_before_lbaasd_answers() {
+        assert_eq!(kept(None), INTERVAL);
+        // With 2 and 300 s of `THUBAN_L2_SECONDS`.
+        assert_eq!(kept(Some(Duration::from_millis(500))), Duration::from_millis(750));
+        assert_eq!(kept(Some(Duration::from_secs(75))), RENEWING);
     }
 }

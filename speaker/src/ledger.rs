@@ -24,13 +24,16 @@ use crate::transitd::Served;
 
 /// How long routers may keep routes of a gobgpd that has ended, if nothing is known of the routers.
 const KEPT: Duration = Duration::from_mins(5);
+/// How long addresses of L2 stay at a node whose transitd does not answer. Routers share out BGP's among nodes, but one
+/// node gets all packets of these.
+const L2_WITHOUT_TRANSITD: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
 pub struct Ledger {
     deadlines: Deadlines,
     state: State,
     next_hops: NextHops,
-    /// `None`: the node answers for no addresses.
+    /// `None`: the node answers for no addresses yet.
     l2: Option<L2>,
     /// The addresses that transitd serves, with their Services. `None`: it has not answered yet.
     services: Option<BTreeSet<(IpAddr, String)>>,
@@ -65,13 +68,13 @@ impl SharedLedger {
 }
 
 impl Ledger {
-    pub fn new(deadlines: Deadlines, next_hops: NextHops, l2: Option<L2>) -> Self {
+    pub fn new(deadlines: Deadlines, next_hops: NextHops) -> Self {
         let state = State::new(deadlines.read(), now());
         Self {
             deadlines,
             state,
             next_hops,
-            l2,
+            l2: None,
             services: None,
             services_at: Duration::ZERO,
             peers: None,
@@ -82,6 +85,12 @@ impl Ledger {
             answered_at: now(),
             applied: watch::Sender::new(0),
         }
+    }
+
+    /// Has the node answer for addresses of L2 from now on.
+    pub fn set_l2(&mut self, l2: L2) {
+        self.l2 = Some(l2);
+        self.publish();
     }
 
     /// Returns what lbaasd would be told, as it changes.
@@ -212,7 +221,8 @@ impl Ledger {
                 .map(|address| (*address, String::new()))
         };
         let services = self.services.clone().unwrap_or_else(|| adopted().collect());
-        let can_answer = |address| self.l2.as_ref().is_some_and(|l2| l2.can_answer(address));
+        let is_heard = now().saturating_sub(self.services_at) < L2_WITHOUT_TRANSITD;
+        let can_answer = |address| is_heard && self.l2.as_ref().is_some_and(|l2| l2.can_answer(address));
         let serves = services.into_iter().filter(|(address, _)| can_announce(address));
         let serves = serves.map(|(address, service)| Serving {
             address,
@@ -350,8 +360,7 @@ pub mod tests {
         }
     }
 
-    /// Returns the ledger of a node that serves an address and has just been granted it.
-    fn granted(test: &str) -> Ledger {
+    fn ledger(test: &str) -> Ledger {
         let folder = std::env::temp_dir().join(format!("ledger-{test}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder).unwrap();
@@ -359,8 +368,14 @@ pub mod tests {
             v4: Ipv4Addr::new(192, 0, 2, 9),
             v6: None,
         };
-        let mut ledger = Ledger::new(Deadlines::new(&folder).unwrap(), next_hops, None);
+        let mut ledger = Ledger::new(Deadlines::new(&folder).unwrap(), next_hops);
         ledger.listed(BTreeSet::new());
+        ledger
+    }
+
+    /// Returns the ledger of a node that serves an address and has just been granted it.
+    fn granted(test: &str) -> Ledger {
+        let mut ledger = ledger(test);
         ledger.served(Served {
             services: [(ADDRESS, "red/web".to_owned())].into(),
             at: now(),
@@ -414,6 +429,21 @@ pub mod tests {
         let services = BTreeSet::new();
         ledger.served(Served { services, at });
         assert_eq!(ledger.renounce().unwrap().said.serves.len(), 1);
+    }
+
+    #[test]
+    fn addresses_of_l2_leave_a_node_whose_transitd_is_silent() {
+        for (seconds, is_expected) in [(0, true), (50, true), (61, false)] {
+            let mut ledger = ledger(&format!("silent-{seconds}"));
+            let mask = IpAddr::from([255, 255, 255, 0]);
+            ledger.set_l2(L2::played([(ADDRESS, mask)].into_iter().collect()));
+            ledger.served(Served {
+                services: [(ADDRESS, "red/web".to_owned())].into(),
+                at: now().saturating_sub(Duration::from_secs(seconds)),
+            });
+            let serves = ledger.renounce().unwrap().said.serves;
+            assert_eq!(serves[0].on_link, is_expected, "{seconds} s ago");
+        }
     }
 
     #[test]

@@ -12,8 +12,8 @@ use clap::{Args, Parser};
 use thuban_proto::DEFAULT_CNI_SOCKET;
 use thuban_speaker::deadlines::{Deadlines, now};
 use thuban_speaker::gobgp::{Gobgp, NextHops};
-use thuban_speaker::l2::L2;
 use thuban_speaker::l2::responder::ResponderError;
+use thuban_speaker::l2::{L2, L2Error};
 use thuban_speaker::lbaasd::{self, Client, Place};
 use thuban_speaker::ledger::{Ledger, SharedLedger};
 use thuban_speaker::passwords::{self, Passwords};
@@ -27,6 +27,8 @@ use tracing::{info, warn};
 
 /// The socket of gobgpd.
 const GOBGPD_SOCKET: &str = "/run/gobgpd/api.sock";
+/// How soon it is tried again to answer ARP and neighbour discovery.
+const L2_RETRY: Duration = Duration::from_secs(10);
 /// The longest time between two passes.
 const PASS: Duration = Duration::from_secs(1);
 
@@ -114,14 +116,9 @@ async fn main() -> Result<()> {
     }
     let deadlines = Deadlines::new(&settings.state_folder)?;
     let sequence = Sequence::begin(&settings.state_folder)?;
-    let (l2, responder) = match L2::start(&settings.node_ips) {
-        Ok((l2, responder)) => (Some(l2), Some(responder)),
-        Err(error) => {
-            warn!(%error, "this node answers for no addresses of L2");
-            (None, None)
-        }
-    };
-    let ledger = SharedLedger::new(Ledger::new(deadlines, next_hops, l2));
+    let ledger = SharedLedger::new(Ledger::new(deadlines, next_hops));
+    let responder = start_l2(&settings.node_ips, &ledger);
+    let answering = answer_l2(responder, settings.node_ips, ledger.clone());
     let gobgp = Gobgp::new(settings.gobgpd_socket);
     let reconciler = Reconciler::new(gobgp, ledger.clone(), next_hops);
     let client = Client::new(Place {
@@ -133,7 +130,7 @@ async fn main() -> Result<()> {
     let work = async {
         tokio::select! {
             ended = run(reconciler, ledger, (client, sequence), transitd_socket) => ended,
-            ended = until_ended(responder) => ended,
+            ended = answering => ended,
         }
     };
     process::until_signalled(Box::pin(work)).await?;
@@ -171,10 +168,34 @@ fn become_gobgpd(program: &Path, socket: &Path) -> anyhow::Error {
     anyhow::Error::new(error).context(format!("starting {}", program.display()))
 }
 
-/// Waits until nobody answers ARP any more.
-async fn until_ended(responder: Option<oneshot::Receiver<ResponderError>>) -> Result<()> {
-    let Some(responder) = responder else {
-        return std::future::pending().await;
+/// Has the node answer for addresses of L2. What is received is why it does no longer.
+fn start_l2(
+    node_ips: &[IpAddr],
+    ledger: &SharedLedger,
+) -> Result<oneshot::Receiver<ResponderError>, L2Error> {
+    let (l2, ended) = L2::start(node_ips)?;
+    ledger.lock().set_l2(l2);
+    Ok(ended)
+}
+
+/// Waits until nobody answers ARP any more. If nobody does yet, for the uplink was not there, it is tried again.
+async fn answer_l2(
+    mut started: Result<oneshot::Receiver<ResponderError>, L2Error>,
+    node_ips: Vec<IpAddr>,
+    ledger: SharedLedger,
+) -> Result<()> {
+    let mut is_told = false;
+    let responder = loop {
+        match started {
+            Ok(responder) => break responder,
+            Err(error) if !is_told => {
+                is_told = true;
+                warn!(%error, "this node answers for no addresses of L2 yet, trying again");
+            }
+            Err(_) => {}
+        }
+        sleep(L2_RETRY).await;
+        started = start_l2(&node_ips, &ledger);
     };
     match responder.await {
         Ok(error) => Err(error).context("answering ARP and neighbour discovery"),

@@ -22,13 +22,30 @@ pub enum LinkError {
 /// An address of an interface, and its netmask.
 type Subnet = (IpAddr, IpAddr);
 
+/// The subnets of a link.
+#[derive(Clone, Debug, Default)]
+pub struct Subnets(Vec<Subnet>);
+
+impl Subnets {
+    /// Whether neighbours look for an address on the link.
+    pub fn hold(&self, address: IpAddr) -> bool {
+        self.0.iter().any(|subnet| is_within(address, subnet))
+    }
+}
+
+impl FromIterator<Subnet> for Subnets {
+    fn from_iter<T: IntoIterator<Item = Subnet>>(subnets: T) -> Self {
+        Self(subnets.into_iter().collect())
+    }
+}
+
 #[derive(Clone, Debug)]
 pub struct Link {
     pub name: String,
     pub mac: Mac,
     /// The interface, as a packet socket is bound to it.
     pub address: LinkAddr,
-    subnets: Vec<Subnet>,
+    pub subnets: Subnets,
 }
 
 impl Link {
@@ -60,9 +77,9 @@ impl Link {
         })
     }
 
-    /// Whether neighbours look for an address on this link.
-    pub fn holds(&self, address: IpAddr) -> bool {
-        self.subnets.iter().any(|subnet| is_within(address, subnet))
+    /// Whether it is the same interface with the same MAC.
+    pub fn is_same(&self, other: &Self) -> bool {
+        (self.address.ifindex(), self.mac) == (other.address.ifindex(), other.mac)
     }
 }
 
@@ -97,6 +114,23 @@ mod tests {
         let v6 = (ip("2001:db8::9"), ip("ffff:ffff:ffff:ffff::"));
         assert!(is_within(ip("2001:db8::7"), &v6));
         assert!(!is_within(ip("2001:db8:0:1::7"), &v6));
+    }
+
+    #[test]
+    fn an_interface_with_another_mac_is_another_one() {
+        let address = |found: InterfaceAddress| found.address.as_ref()?.as_link_addr().copied();
+        let link = Link {
+            name: "uplink".to_owned(),
+            mac: [2, 0, 0, 0, 0, 1],
+            address: getifaddrs().unwrap().find_map(address).unwrap(),
+            subnets: Subnets::default(),
+        };
+        assert!(link.is_same(&link.clone()));
+        let other = Link {
+            mac: [2, 0, 0, 0, 0, 2],
+            ..link.clone()
+        };
+        assert!(!link.is_same(&other));
     }
 
     #[test]

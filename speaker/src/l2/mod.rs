@@ -17,7 +17,7 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::deadlines::now;
-use link::{Link, LinkError};
+use link::{Link, LinkError, Subnets};
 use owned::Owned;
 use responder::{Responder, ResponderError};
 
@@ -40,11 +40,17 @@ pub struct Shared {
     owned: Mutex<Owned>,
     /// When the thread that answers was seen last, in milliseconds since boot.
     seen: AtomicU64,
+    /// The subnets of the uplink, as that thread saw them last.
+    subnets: Mutex<Subnets>,
 }
 
 impl Shared {
     fn owned(&self) -> MutexGuard<'_, Owned> {
         self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn subnets(&self) -> MutexGuard<'_, Subnets> {
+        self.subnets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn beat(&self, now: Duration) {
@@ -61,7 +67,6 @@ impl Shared {
 /// The addresses of L2 of this node.
 #[derive(Debug)]
 pub struct L2 {
-    link: Link,
     shared: Arc<Shared>,
 }
 
@@ -69,12 +74,22 @@ impl L2 {
     /// Starts the thread that answers. What is received at last is why the thread ended.
     pub fn start(node_ips: &[IpAddr]) -> Result<(Self, oneshot::Receiver<ResponderError>), L2Error> {
         let (link, shared) = (Link::find(node_ips)?, Arc::new(Shared::default()));
-        let responder = Responder::new(link.clone(), shared.clone())?;
+        shared.subnets().clone_from(&link.subnets);
+        let responder = Responder::new(link, node_ips.to_vec(), shared.clone())?;
         let (sender, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("l2".to_owned())
             .spawn(move || drop(sender.send(responder.run())))?;
-        Ok((Self { link, shared }, ended))
+        Ok((Self { shared }, ended))
+    }
+
+    /// Returns what a node has whose thread lives and whose uplink has these subnets.
+    #[cfg(test)]
+    pub fn played(subnets: Subnets) -> Self {
+        let shared = Arc::new(Shared::default());
+        *shared.subnets() = subnets;
+        shared.beat(now());
+        Self { shared }
     }
 
     /// Returns the addresses that may be changed. They are none while nobody answers.
@@ -88,7 +103,7 @@ impl L2 {
 
     /// Whether the node can answer for an address.
     pub fn can_answer(&self, address: IpAddr) -> bool {
-        self.link.holds(address) && self.shared.is_alive(now())
+        self.shared.subnets().hold(address) && self.shared.is_alive(now())
     }
 }
 

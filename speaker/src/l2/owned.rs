@@ -9,16 +9,18 @@ use std::time::Duration;
 
 use thuban_api::routes::{Announced, Route};
 
-/// How often a new address is told to all neighbours.
+/// How often a new address is told to all neighbours in a row.
 const TIMES: u8 = 3;
 /// The time between two of these.
 const PAUSE: Duration = Duration::from_secs(1);
+/// The time between two later ones, which make up for frames that were lost.
+const AGAIN: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
 struct Holding {
     uid: String,
     deadline: Duration,
-    /// How often neighbours were told, and when they are told next.
+    /// How often neighbours were told, up to [`TIMES`], and when they are told next.
     told: u8,
     next: Duration,
 }
@@ -83,14 +85,15 @@ impl Owned {
         self.0.get(&address).is_some_and(|holding| now < holding.deadline)
     }
 
-    /// Returns the addresses that neighbours are to be told of now.
-    pub fn due(&mut self, now: Duration) -> Vec<IpAddr> {
+    /// Returns the addresses that neighbours are to be told of now, each with whether it is new.
+    pub fn due(&mut self, now: Duration) -> Vec<(IpAddr, bool)> {
         let mut due = Vec::new();
         for (address, holding) in &mut self.0 {
-            if holding.told < TIMES && holding.next <= now && now < holding.deadline {
-                holding.told += 1;
-                holding.next = now.saturating_add(PAUSE);
-                due.push(*address);
+            if holding.next <= now && now < holding.deadline {
+                due.push((*address, holding.told == 0));
+                holding.told = TIMES.min(holding.told + 1);
+                let pause = if holding.told < TIMES { PAUSE } else { AGAIN };
+                holding.next = now.saturating_add(pause);
             }
         }
         due
@@ -184,19 +187,20 @@ mod tests {
     }
 
     #[test]
-    fn a_new_address_is_told_three_times() {
+    fn a_new_address_is_told_three_times_and_each_minute() {
         let mut owned = owning();
         let mut told = Vec::new();
-        for tenths in 1000..1100 {
+        for tenths in 1000..2300 {
             let now = Duration::from_millis(tenths * 100);
             if tenths % 5 == 0 {
                 owned.answered(&[route(1, Some(2))], &served(), now, now);
             }
             told.extend(owned.due(now).iter().map(|_| tenths));
         }
-        assert_eq!(told, [1000, 1010, 1020]);
-        owned.answered(&[], &served(), at(110), at(110));
-        owned.answered(&[route(1, Some(2))], &served(), at(110), at(110));
-        assert_eq!(owned.due(at(110)), [ip(1)], "a new takeover");
+        assert_eq!(told, [1000, 1010, 1020, 1620, 2220]);
+        owned.answered(&[], &served(), at(230), at(230));
+        owned.answered(&[route(1, Some(2))], &served(), at(230), at(230));
+        assert_eq!(owned.due(at(230)), [(ip(1), true)], "a new takeover");
+        assert_eq!(owned.due(at(231)), [(ip(1), false)]);
     }
 }

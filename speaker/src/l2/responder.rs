@@ -6,24 +6,27 @@
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
-use std::net::{Ipv6Addr, UdpSocket};
+use std::net::{IpAddr, Ipv6Addr, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::socket::bind;
 use socket2::{Domain, Protocol, SockFilter, Socket, Type};
 use thiserror::Error;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::Shared;
 use super::frames::{self, ARP, IPV6};
-use super::link::Link;
+use super::link::{Link, LinkError, Subnets};
 use crate::deadlines::now;
 
 /// How often neighbours are told what is due, in milliseconds.
 const TICK: u8 = 50;
+/// How often the uplink is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 /// The most frames that are read from a socket before the other one has its turn.
 const FRAMES: usize = 64;
 /// Bytes that are read of a frame.
@@ -52,6 +55,8 @@ pub enum ResponderError {
     Read(#[source] io::Error),
     #[error("sending a frame: {0}")]
     Send(#[source] io::Error),
+    #[error("{0} is another interface now, or has another MAC: the process starts again")]
+    Changed(String),
 }
 
 /// Accepts frames for this host or for all, without a VLAN tag, that have these values at these bytes.
@@ -144,11 +149,15 @@ pub struct Responder {
     groups: Groups,
     /// Whether the last attempt to join groups failed.
     is_failing: bool,
+    node_ips: Vec<IpAddr>,
+    /// When the uplink is looked at next, and whether the last look found none.
+    next_look: Duration,
+    is_lost: bool,
     shared: Arc<Shared>,
 }
 
 impl Responder {
-    pub fn new(link: Link, shared: Arc<Shared>) -> Result<Self, ResponderError> {
+    pub fn new(link: Link, node_ips: Vec<IpAddr>, shared: Arc<Shared>) -> Result<Self, ResponderError> {
         // ARP's operation is a request.
         let arp = open(&link, ARP, &[(LOAD_HALF, 20, 1)])?;
         // The next header is ICMPv6, and its type a solicitation.
@@ -159,6 +168,9 @@ impl Responder {
             discovery,
             groups: Groups::default(),
             is_failing: false,
+            node_ips,
+            next_look: Duration::ZERO,
+            is_lost: false,
             shared,
         })
     }
@@ -174,10 +186,13 @@ impl Responder {
 
     fn pass(&mut self) -> Result<(), ResponderError> {
         self.shared.beat(now());
+        self.look()?;
         self.join();
         let due = self.shared.owned().due(now());
-        for address in due {
-            info!(%address, link = self.link.name, "neighbours are told that the address is here");
+        for (address, is_new) in due {
+            if is_new {
+                info!(%address, link = self.link.name, "neighbours are told that the address is here");
+            }
             let socket = if address.is_ipv4() {
                 &self.arp
             } else {
@@ -207,7 +222,7 @@ impl Responder {
         for _ in 0..FRAMES {
             let length = match socket.read(&mut buffer) {
                 Ok(length) => length,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if is_passing(&error) => return Ok(()),
                 Err(error) => return Err(ResponderError::Read(error)),
             };
             let request = buffer.get(..length).and_then(frames::request);
@@ -218,6 +233,35 @@ impl Responder {
                 send(socket, &frame)?;
             }
         }
+        Ok(())
+    }
+
+    /// Looks at the uplink now and then. Subnets may change. Sockets and frames are of the interface of the beginning.
+    fn look(&mut self) -> Result<(), ResponderError> {
+        if now() < self.next_look {
+            return Ok(());
+        }
+        self.next_look = now().saturating_add(LOOK);
+        let subnets = match Link::find(&self.node_ips) {
+            Ok(found) if found.is_same(&self.link) => found.subnets,
+            Err(error @ LinkError::NoUplink(_)) => {
+                if !self.is_lost {
+                    warn!(%error, "the node gets no addresses of L2 meanwhile");
+                }
+                self.is_lost = true;
+                *self.shared.subnets() = Subnets::default();
+                return Ok(());
+            }
+            Ok(_) | Err(LinkError::NoEthernet(_)) => {
+                return Err(ResponderError::Changed(self.link.name.clone()));
+            }
+            Err(error @ LinkError::List(_)) => {
+                debug!(%error, "the uplink is looked at later");
+                return Ok(());
+            }
+        };
+        self.is_lost = false;
+        *self.shared.subnets() = subnets;
         Ok(())
     }
 
@@ -235,15 +279,37 @@ impl Responder {
     }
 }
 
-/// Sends a frame. A NIC without room loses it, as a link may.
+/// Whether a socket can be used later: there is no frame or no room, or the link is down. Then frames are lost, as a
+/// link may lose them.
+fn is_passing(error: &io::Error) -> bool {
+    let kinds = [io::ErrorKind::WouldBlock, io::ErrorKind::NetworkDown];
+    kinds.contains(&error.kind()) || error.raw_os_error() == Some(Errno::ENOBUFS as i32)
+}
+
+/// Sends a frame. What can't be sent now is lost.
 fn send(socket: &Socket, frame: &[u8]) -> Result<(), ResponderError> {
     match socket.send(frame) {
-        Err(error)
-            if error.kind() != io::ErrorKind::WouldBlock
-                && error.raw_os_error() != Some(Errno::ENOBUFS as i32) =>
-        {
-            Err(ResponderError::Send(error))
-        }
+        Err(error) if !is_passing(&error) => Err(ResponderError::Send(error)),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_that_is_down_only_loses_frames() {
+        let is_passing = |errno: Errno| is_passing(&io::Error::from_raw_os_error(errno as i32));
+        assert!(
+            [Errno::EAGAIN, Errno::ENETDOWN, Errno::ENOBUFS]
+                .into_iter()
+                .all(is_passing)
+        );
+        assert!(
+            ![Errno::ENODEV, Errno::ENXIO, Errno::EBADF]
+                .into_iter()
+                .any(is_passing)
+        );
     }
 }
