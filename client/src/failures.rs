@@ -8,7 +8,7 @@ const MAX_FAILURES: u32 = 5;
 const MIN_TIME: Duration = Duration::from_secs(2);
 
 /// The errors of a server since its last other answer.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Failures {
     count: u32,
     since: Option<Instant>,

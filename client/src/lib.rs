@@ -1,11 +1,12 @@
 //! The daemons' client of the API server. It may know several API servers of one cluster, and tries them in turn.
 //!
 //! Invariant: a request goes to a second server only if no byte of it was sent to the first one, or if the first one
-//! answered that the request should be sent again (429, 503, 504). Each server must show a certificate for the host of
-//! its own URL, signed by the cluster's CA.
+//! answered that the request should be sent again (429, 503, 504). A server that answered 504 may have carried out the
+//! request: so a write, a POST too, may arrive twice, as it may with kube's client of one server. Each server must show
+//! a certificate for the host of its own URL, signed by the cluster's CA.
 //!
-//! A server is left when it can't be reached, when it closes the connection instead of an answer, when the caller gives
-//! a request up, and when it answers nothing but errors of its own for a while. Requests then go to the next server,
+//! A server is left when it can't be reached, when it closes the connection instead of an answer, when the caller has
+//! waited for a while and gives a request up, and when it answers nothing but errors of its own for a while. Requests then go to the next server,
 //! and stay there until that one is left. So callers should limit the time of a request: a server that vanished may
 //! leave a connection behind that looks open.
 
@@ -36,13 +37,16 @@ const PORT: &str = "KUBERNETES_SERVICE_PORT";
 /// How long one of several servers may take for TCP and TLS. The operator's leader gives a request 3 s: time for the
 /// next server must be left.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long one of several servers may say nothing while a request or a watch is open: longer than a watch lasts.
+/// How long a server may say nothing while a request or a watch is open: longer than a watch lasts.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(330);
 /// How long a connection may be silent before the kernel asks whether the server is there. A server that vanished
 /// answers none of its questions, and the connection breaks after a minute.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_RETRIES: u32 = 3;
+/// How long a server may acknowledge nothing of what was sent to it. The kernel asks nothing while a request is on its
+/// way, and without this it would send that again for a quarter of an hour.
+const UNACKNOWLEDGED_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The reason why there is no client.
 #[derive(Debug, Error)]
@@ -100,7 +104,10 @@ pub fn in_cluster() -> Result<Client, ClientError> {
 }
 
 /// Makes a client of one server, or of several that are tried in turn.
-fn client_of(configs: Vec<Config>) -> Result<Client, kube::Error> {
+fn client_of(mut configs: Vec<Config>) -> Result<Client, kube::Error> {
+    for config in &mut configs {
+        (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE_TIMEOUT), true);
+    }
     if let [config] = &configs[..] {
         return client_of_one(config);
     }
@@ -109,7 +116,6 @@ fn client_of(configs: Vec<Config>) -> Result<Client, kube::Error> {
     let mut servers = Vec::new();
     for mut config in configs {
         config.connect_timeout = Some(CONNECT_TIMEOUT);
-        (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE_TIMEOUT), true);
         // A request is tried again below, maybe at another server.
         config.default_retry = false;
         servers.push((config.cluster_url.to_string(), client_of_one(&config)?));
@@ -134,6 +140,7 @@ fn client_of_one(config: &Config) -> Result<Client, kube::Error> {
     tcp.set_keepalive(Some(KEEPALIVE_TIME));
     tcp.set_keepalive_interval(Some(KEEPALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(KEEPALIVE_RETRIES));
+    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED_TIMEOUT));
     let tls = config.rustls_https_connector_with_connector(tcp)?;
     let mut connector = TimeoutConnector::new(tls);
     connector.set_connect_timeout(config.connect_timeout);

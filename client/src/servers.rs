@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use http::{Request, Response};
 use hyper_util::client::legacy;
@@ -12,6 +12,10 @@ use kube::client::Body;
 use tracing::info;
 
 use crate::failures::Failures;
+
+/// How long a request must have waited so that its end by the caller is a reason to leave the server. Callers end
+/// requests for reasons of their own, too: a client of theirs hangs up.
+const PATIENCE: Duration = Duration::from_millis(400);
 
 struct Server {
     url: String,
@@ -24,6 +28,11 @@ impl Server {
     fn note(&self, answer: &Response<Body>) -> bool {
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         failures.note(answer.status().is_server_error(), Instant::now())
+    }
+
+    /// Forgets the errors of an earlier time, those too that came late after the server had been left.
+    fn forget(&self) {
+        *self.failures.lock().unwrap_or_else(PoisonError::into_inner) = Failures::default();
     }
 }
 
@@ -62,11 +71,16 @@ impl Servers {
         let mut attempt = Attempt {
             servers: self,
             index,
-            is_answered: false,
+            since: Instant::now(),
+            end: End::GivenUp,
         };
         let server = &self.0.0[index];
         let answered = server.client.send(request).await;
-        attempt.is_answered = answered.is_ok();
+        attempt.end = if answered.is_ok() {
+            End::Answered
+        } else {
+            End::Failed
+        };
         if let Ok(answer) = &answered
             && server.note(answer)
         {
@@ -91,20 +105,36 @@ impl Servers {
                 reason,
                 "an API server is left; requests go to the next one"
             );
+            servers[next].forget();
         }
     }
 }
 
-/// A request on its way. If it ends without an answer, be it that the caller waits no longer, the server is left.
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    Answered,
+    Failed,
+    /// The caller waits no longer.
+    GivenUp,
+}
+
+/// A request on its way. If it fails, or the caller has waited in vain for a while, the server is left.
 struct Attempt<'a> {
     servers: &'a Servers,
     index: usize,
-    is_answered: bool,
+    since: Instant,
+    end: End,
 }
 
 impl Drop for Attempt<'_> {
     fn drop(&mut self) {
-        if !self.is_answered {
+        let is_silent = match self.end {
+            End::Answered => false,
+            End::Failed => true,
+            End::GivenUp => self.since.elapsed() >= PATIENCE,
+        };
+        if is_silent {
             self.servers.leave(self.index, "it does not answer");
         }
     }
@@ -131,4 +161,32 @@ fn is_unsent(error: &kube::Error) -> bool {
         cause = error.source();
     }
     false
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::StatusCode;
+    use tower::service_fn;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_is_asked_again_without_its_former_errors() {
+        let client = |url: &str| {
+            let service =
+                service_fn(|_: Request<Body>| async { Ok::<_, Infallible>(Response::new(Body::empty())) });
+            (url.to_owned(), Client::new(service, "default"))
+        };
+        let all = Servers::new(vec![client("https://one"), client("https://two")]);
+        all.leave(0, "it is a test");
+        let mut late = Response::new(Body::empty());
+        *late.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+        let one = &all.0.0[0];
+        assert!(!one.note(&late));
+        assert_ne!(*one.failures.lock().unwrap(), Failures::default());
+        all.leave(1, "it is a test");
+        assert_eq!(*one.failures.lock().unwrap(), Failures::default());
+    }
 }

@@ -229,6 +229,18 @@ async fn a_server_of_which_a_caller_has_had_enough_is_left() {
 }
 
 #[tokio::test]
+async fn a_caller_that_soon_hangs_up_says_nothing_of_a_server() {
+    let first = Server::start(any_port(), Answer::Never).await;
+    let second = Server::start(any_port(), Answer::Yes).await;
+    let client = client("http", &[first.address, second.address], &[]);
+    for _ in 0..2 {
+        let hung_up = timeout(Duration::from_millis(100), ask(&client)).await;
+        assert!(hung_up.is_err(), "no answer");
+    }
+    assert_eq!((first.requests(), second.requests()), (2, 0));
+}
+
+#[tokio::test]
 async fn a_server_that_answers_only_errors_is_left() {
     let first = Server::start(any_port(), Answer::Error).await;
     let second = Server::start(any_port(), Answer::Yes).await;
