@@ -21,17 +21,45 @@ const CHECKED_A_SECOND: u32 = MAX_CHECKS as u32 / 4;
 /// How many it may tell at once.
 const CHECKED_AT_ONCE: u32 = 4 * MAX_CHECKS as u32;
 
+/// How much of what a droplet says of backends counts.
+pub(super) struct CheckLimit {
+    rate: RateLimit,
+    /// Where the next words begin to count if they are too many. So all count at some time, and not only the first
+    /// VPCs.
+    next: usize,
+}
+
+impl CheckLimit {
+    fn new() -> Self {
+        Self {
+            rate: RateLimit::new(CHECKED_A_SECOND, CHECKED_AT_ONCE),
+            next: 0,
+        }
+    }
+
+    /// Returns the words that count.
+    fn take<'a>(&mut self, checked: &'a [Checked]) -> impl Iterator<Item = &'a Checked> + use<'a> {
+        let all = &checked[..checked.len().min(MAX_CHECKS)];
+        let count = self.rate.take_up_to(all.len() as u32) as usize;
+        let mut start = 0;
+        if count < all.len() {
+            start = self.next % all.len();
+            self.next = start + count;
+        }
+        all[start..].iter().chain(&all[..start]).take(count)
+    }
+}
+
 impl Hub {
-    /// Notes what a droplet says of its backends. What is too much is lost until the droplet tells all again.
+    /// Notes what a droplet says of its backends. What is too much is lost until the droplet tells all again:
+    /// then other words count.
     pub fn note_checks(&self, droplet: &str, checked: &[Checked]) {
         let state = &mut *self.lock();
         if !state.world.is_droplet(droplet) {
             return;
         }
         let limit = state.check_limits.entry(droplet.to_owned());
-        let limit = limit.or_insert_with(|| RateLimit::new(CHECKED_A_SECOND, CHECKED_AT_ONCE));
-        let count = limit.take_up_to(checked.len().min(MAX_CHECKS) as u32);
-        for checked in checked.iter().take(count as usize) {
+        for checked in limit.or_insert_with(CheckLimit::new).take(checked) {
             let front = Vni::new(checked.vni).zip(address(&checked.front));
             if let (Some(front), Some(backend)) = (front, address(&checked.backend)) {
                 state.world.note_check(droplet, front, backend, failure(checked));

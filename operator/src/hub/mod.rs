@@ -35,8 +35,8 @@ use crate::model::acks::{Acks, SUSPECT_AFTER};
 use crate::model::full_tables::FullTables;
 use crate::model::rows::Key;
 use crate::model::world::{Delta, EndpointName, NodePort, World};
-use crate::rate_limit::RateLimit;
 use attachments::Attachments;
+use checks::CheckLimit;
 use denials::Denials;
 use rests::Rests;
 
@@ -93,7 +93,7 @@ struct State {
     /// When droplets were last suspect, as far as fronts still lead new connections past them.
     suspected: BTreeMap<String, u64>,
     /// How much of what droplets say of backends counts. A new stream gets no more.
-    check_limits: HashMap<String, RateLimit>,
+    check_limits: HashMap<String, CheckLimit>,
     next_id: u64,
 }
 
@@ -245,6 +245,9 @@ impl Hub {
             .retain(|droplet, _| state.world.is_droplet(droplet));
         // As long as programs are held back, no change costs anything.
         if state.held.is_none() {
+            let acks = &state.acks;
+            let is_connected = |droplet: &str| acks.is_connected(droplet);
+            state.world.forget_unrepeated(now, is_connected);
             state.world.follow_checks(now);
         }
         self.send(state);

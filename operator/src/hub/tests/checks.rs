@@ -123,6 +123,25 @@ async fn a_droplet_is_heard_of_so_many_backends_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn words_that_are_too_many_are_heard_in_turns() {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
+    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
+    assert_eq!(fronts(&mut stream), [0]);
+    for _ in 0..4 {
+        say(&hub, "a", vec![checked(9, None); MAX_CHECKS]);
+    }
+    let mut words = vec![checked(9, None); MAX_CHECKS];
+    words[MAX_CHECKS - 1] = checked(1, Some(CheckFailure::Refused));
+    for _ in 0..5 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        say(&hub, "a", words.clone());
+    }
+    hub.look_for_suspects();
+    assert_eq!(fronts(&mut stream), [1], "the last one, too");
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_new_leader_knows_what_fails_by_the_hello() {
     let (hub, _woken) = hub();
     hub.hold_back(Duration::ZERO);

@@ -21,6 +21,9 @@ const SERVICE_BUDGET: (u64, u64) = (10_000, 5);
 /// The same for all services of a VPC together.
 const VPC_BUDGET: (u64, u64) = (1_000, 50);
 
+/// How long a failure counts that its droplet does not repeat, milliseconds. Droplets repeat all states each 30 s.
+const REPEATED_WITHIN: u64 = 90_000;
+
 /// A Service by namespace and name, which are also those of its Vip.
 pub type VipName = (String, String);
 
@@ -40,6 +43,8 @@ type Failing = BTreeMap<EndpointName, BTreeMap<IpAddr, String>>;
 pub(super) struct Checks {
     /// By what droplets said last.
     heard: Failing,
+    /// Those of them that were not repeated since a time, while their droplet had a stream.
+    unrepeated: BTreeMap<(EndpointName, IpAddr), u64>,
     /// As rows and Vips have it.
     applied: Failing,
     /// Services with backends that changed their state since rows were made, and since when they wait; none: since now.
@@ -57,6 +62,7 @@ impl Default for Checks {
     fn default() -> Self {
         Self {
             heard: Failing::new(),
+            unrepeated: BTreeMap::new(),
             applied: Failing::new(),
             changed: BTreeMap::new(),
             of_services: Budgets::new(SERVICE_BUDGET.0, SERVICE_BUDGET.1),
@@ -75,6 +81,26 @@ impl Checks {
 
     fn why(&self, name: &EndpointName, backend: IpAddr) -> Option<&String> {
         self.applied.get(name)?.get(&backend)
+    }
+
+    /// Notes why a backend fails, if it does.
+    fn hear(&mut self, name: EndpointName, backend: IpAddr, failure: Option<String>) {
+        self.unrepeated.remove(&(name.clone(), backend));
+        let has_changed = if let Some(why) = failure {
+            let failing = self.heard.entry(name.clone()).or_default();
+            failing.insert(backend, why).is_none()
+        } else if let Some(failing) = self.heard.get_mut(&name) {
+            let has_changed = failing.remove(&backend).is_some();
+            if failing.is_empty() {
+                self.heard.remove(&name);
+            }
+            has_changed
+        } else {
+            false
+        };
+        if has_changed {
+            self.changed.entry(name).or_default();
+        }
     }
 
     /// Whether rows say the same of a service's backends as droplets did last.
@@ -164,21 +190,33 @@ impl World {
         if !is_its {
             return;
         }
-        let checks = &mut self.services.checks;
-        let has_changed = if let Some(why) = failure {
-            let failing = checks.heard.entry(name.clone()).or_default();
-            failing.insert(backend, why).is_none()
-        } else if let Some(failing) = checks.heard.get_mut(&name) {
-            let has_changed = failing.remove(&backend).is_some();
-            if failing.is_empty() {
-                checks.heard.remove(&name);
+        self.services.checks.hear(name, backend, failure);
+    }
+
+    /// Forgets failures that droplets have not repeated for [`REPEATED_WITHIN`], though they are connected. A droplet
+    /// says once that it no longer checks a backend, and that may get lost. `now`: milliseconds since any time.
+    pub fn forget_unrepeated(&mut self, now: u64, is_connected: impl Fn(&str) -> bool) {
+        let (all, checks) = (&self.services.all, &mut self.services.checks);
+        let (mut unrepeated, mut over) = (BTreeMap::new(), Vec::new());
+        for (name, failing) in &checks.heard {
+            let homes = all.get(name).map(|service| &service.homes);
+            for backend in failing.keys() {
+                let home = homes.and_then(|homes| homes.get(backend));
+                if !home.is_some_and(|home| is_connected(home)) {
+                    continue;
+                }
+                let key = (name.clone(), *backend);
+                let since = checks.unrepeated.get(&key).copied().unwrap_or(now);
+                if now.saturating_sub(since) >= REPEATED_WITHIN {
+                    over.push(key);
+                } else {
+                    unrepeated.insert(key, since);
+                }
             }
-            has_changed
-        } else {
-            false
-        };
-        if has_changed {
-            checks.changed.entry(name).or_default();
+        }
+        checks.unrepeated = unrepeated;
+        for (name, backend) in over {
+            checks.hear(name, backend, None);
         }
     }
 

@@ -143,6 +143,27 @@ fn backends_that_fail_their_check_rest_if_there_are_others() {
 }
 
 #[test]
+fn a_failure_that_its_droplet_does_not_repeat_is_forgotten() {
+    let mut world = shared();
+    world.set_service(&name("s"), Some(checked()));
+    world.flush();
+    let later = |world: &mut World, second: u64, is_connected: bool| {
+        world.forget_unrepeated(second * 1000, |droplet| droplet == "d2" && is_connected);
+        resting(world).0
+    };
+    for second in [0, 60, 120] {
+        say(&mut world, "d2", 20, true);
+        assert_eq!(later(&mut world, second, true), ["10.0.0.20"]);
+    }
+    assert_eq!(later(&mut world, 209, true), ["10.0.0.20"]);
+    // While the droplet is away it can say nothing.
+    assert_eq!(later(&mut world, 300, false), ["10.0.0.20"]);
+    assert_eq!(later(&mut world, 301, true), ["10.0.0.20"]);
+    assert_eq!(later(&mut world, 390, true), ["10.0.0.20"]);
+    assert_eq!(later(&mut world, 391, true), [""; 0]);
+}
+
+#[test]
 fn a_change_that_waits_is_made_with_the_latest_state() {
     let mut world = shared();
     world.set_service(&name("s"), Some(checked()));
