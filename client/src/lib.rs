@@ -6,9 +6,9 @@
 //! a certificate for the host of its own URL, signed by the cluster's CA.
 //!
 //! A server is left when it can't be reached, when it closes the connection instead of an answer, when the caller has
-//! waited for a while and gives a request up, and when it answers nothing but errors of its own for a while. Requests then go to the next server,
-//! and stay there until that one is left. So callers should limit the time of a request: a server that vanished may
-//! leave a connection behind that looks open.
+//! waited for a while and gives a request up, and when it answers nothing but errors of its own for a while. Requests
+//! then go to the next server, and stay there until that one is left. So callers should limit the time of a request: a
+//! server that vanished may leave a connection behind that looks open.
 
 mod failures;
 mod servers;
