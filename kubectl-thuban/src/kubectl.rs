@@ -264,7 +264,7 @@ mod tests {
     #[test]
     fn kubectl_reads_what_it_is_given() {
         assert_eq!(
-            played("cat").run_with(&["apply"], "an object").unwrap(),
+            Kubectl::played("cat").run_with(&["apply"], "an object").unwrap(),
             "an object"
         );
     }
