@@ -193,7 +193,7 @@ async fn read(from: Option<impl AsyncRead + Unpin>, limit: u64) -> io::Result<Ve
     Ok(bytes)
 }
 
-fn why(status: &ExitStatus, said: &str) -> String {
+fn why(status: ExitStatus, said: &str) -> String {
     if said.is_empty() {
         status.to_string()
     } else {

@@ -129,13 +129,13 @@ async fn words_that_are_too_many_are_heard_in_turns() {
     let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
     assert_eq!(fronts(&mut stream), [0]);
     for _ in 0..4 {
-        say(&hub, "a", vec![checked(9, None); MAX_CHECKS]);
+        say(&hub, "a", &vec![checked(9, None); MAX_CHECKS]);
     }
     let mut words = vec![checked(9, None); MAX_CHECKS];
     words[MAX_CHECKS - 1] = checked(1, Some(CheckFailure::Refused));
     for _ in 0..5 {
         tokio::time::advance(Duration::from_secs(1)).await;
-        say(&hub, "a", words.clone());
+        say(&hub, "a", &words);
     }
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [1], "the last one, too");
@@ -147,7 +147,7 @@ async fn a_new_leader_knows_what_fails_by_the_hello() {
     hub.hold_back(Duration::ZERO);
     hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
     let hello = |last| Hello {
-        checks: &[checked(last, Some(CheckFailure::Timeout))],
+        checks: vec![checked(last, Some(CheckFailure::Timeout))],
         ..Hello::default()
     };
     let (_, mut stream) = hub.open_after(&hello(1), "a", &[], Kinds::all());
