@@ -206,7 +206,7 @@ impl<'a> Path<'a> {
                 };
                 self.arrive(&source, &[(place, packet)])
             }
-            Goal::Service(reached) => self.to_service(&source, &reached),
+            Goal::Service(reached) => self.reach_service(&source, &reached),
             Goal::Outside(address) => self.leave(&source, address),
         }
     }
@@ -228,7 +228,7 @@ impl<'a> Path<'a> {
             Err(fault) => {
                 step.state = fault.state;
                 step.message = fault.message;
-                step.remedy = reasons::remedy(KIND, &fault.reason).to_owned();
+                reasons::remedy(KIND, &fault.reason).clone_into(&mut step.remedy);
                 step.reason = Some(fault.reason);
                 None
             }
@@ -358,8 +358,12 @@ impl<'a> Path<'a> {
             if let Some(place) = holder.and_then(|name| self.world.place(name, self.asker())) {
                 return ready(place);
             }
-            let mut services = self.world.services_of_vpc(vpc);
-            let reached = services.find_map(|name| self.reached(source, name, address));
+            let services = self.world.services_at(address);
+            let mut own = services.filter(|name| {
+                let service = self.world.service(name);
+                service.is_some_and(|service| self.is_at_home(source, service))
+            });
+            let reached = own.find_map(|name| self.reached(source, name, address));
             return match reached {
                 Some(reached) => self.port_of(reached),
                 None => Err(no(

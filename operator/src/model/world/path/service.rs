@@ -71,20 +71,23 @@ impl<'a> Path<'a> {
     ) -> Option<Reached<'a>> {
         let world = self.world;
         let service = world.service(name)?;
-        let network = source.network;
-        let mut by_node = world.node_services_of(&network.vpc, source.vpc);
-        let by_node = by_node.find(|(known, told)| std::ptr::eq(*known, service) && told.address == address);
-        let (ports, way) = match by_node {
-            Some((_, told)) if told.inside => (told.ports, Way::ByNode),
-            Some((_, told)) => (told.ports, Way::ByNodeOutside),
-            None => {
-                let home = world.networks.get(&service.network)?;
-                if home.vpc != network.vpc || service.by_node {
-                    return None;
-                }
-                let (_, ports) = service.tables.iter().find(|(known, _)| *known == address)?;
-                (&ports[..], Way::Within)
+        let (ports, way) = if self.is_at_home(source, service) && !service.by_node {
+            let (_, ports) = service.tables.iter().find(|(known, _)| *known == address)?;
+            if !world.is_held_by(name, address) {
+                return None;
             }
+            (&ports[..], Way::Within)
+        } else {
+            // This looks at many Services.
+            let mut by_node = world.node_services_of(&source.network.vpc, source.vpc);
+            let (_, told) =
+                by_node.find(|(known, told)| std::ptr::eq(*known, service) && told.address == address)?;
+            let way = if told.inside {
+                Way::ByNode
+            } else {
+                Way::ByNodeOutside
+            };
+            (told.ports, way)
         };
         Some(Reached {
             name,
@@ -94,6 +97,12 @@ impl<'a> Path<'a> {
             way,
             port: None,
         })
+    }
+
+    /// Whether a Service is in the source's VPC.
+    pub(super) fn is_at_home(&self, source: &Place<'a>, service: &Service) -> bool {
+        let home = self.world.networks.get(&service.network);
+        home.is_some_and(|home| home.vpc == source.network.vpc)
     }
 
     /// Chooses the port of a Service.
@@ -131,7 +140,7 @@ impl<'a> Path<'a> {
     }
 
     /// Judges packets to a Service.
-    pub(super) fn to_service(&mut self, source: &Place<'a>, reached: &Reached<'a>) -> Option<()> {
+    pub(super) fn reach_service(&mut self, source: &Place<'a>, reached: &Reached<'a>) -> Option<()> {
         let found = self.backends(source, reached);
         let backends = self.note("backends", found)?;
         let served = Packet {

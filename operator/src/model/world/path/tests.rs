@@ -398,6 +398,45 @@ fn what_is_wrong_with_a_service_is_named() {
 }
 
 #[test]
+fn of_services_with_one_address_the_one_that_has_it_counts() {
+    let steps = [
+        "source", "target", "backends", "policies", "droplets", "rows", "service",
+    ];
+    // The Service was made again with its address, and the old one is not gone yet.
+    let again = |scene: &mut Scene| {
+        let mut old = service("web", "0", 11);
+        old.tables[0].1[0].backends.clear();
+        scene.world.set_service(&name("ns", "web-0"), Some(old));
+        scene.ask_service("ns", "web");
+    };
+    is_fine("made again", again, &steps);
+    // Services of both VPCs have the same address of their own.
+    let own = |network: &str, uid: &str| {
+        let mut own = service(network, uid, 11);
+        let address = IpAddr::from([10, 0, 0, 50]);
+        own.tables[0].0 = address;
+        own.own_addresses = vec![address];
+        own
+    };
+    let twins = |scene: &mut Scene| {
+        let mut theirs = own("shop", "9");
+        theirs.tables[0].1[0].port = 81;
+        scene.world.set_service(&name("far", "a"), Some(theirs));
+        scene
+            .world
+            .set_service(&name("ns", "own-1"), Some(own("web", "3")));
+        scene.ask_address("10.0.0.50");
+        scene.question.port = Some(80);
+    };
+    is_fine("an own address", twins, &steps);
+    let elsewhere = |scene: &mut Scene| {
+        scene.world.set_service(&name("far", "a"), Some(own("shop", "9")));
+        scene.ask_address("10.0.0.50");
+    };
+    is_named("another VPC's", elsewhere, "target", "AddressFree", "10.0.0.50");
+}
+
+#[test]
 fn a_policy_that_denies_is_named() {
     let of_server =
         |ingress: Value| json!({"podSelector": {"matchLabels": {"app": "server"}}, "ingress": ingress});

@@ -513,6 +513,11 @@ impl World {
         names.max_by_key(|name| (self.services.all.get(*name).map(|service| &service.born), *name))
     }
 
+    /// Yields the services that have an address, of all VPCs.
+    pub(super) fn services_at(&self, address: IpAddr) -> impl Iterator<Item = &EndpointName> {
+        self.services.at(address)
+    }
+
     /// Yields the services that are members of a network.
     pub fn services_of_network(&self, network: &str) -> impl Iterator<Item = &EndpointName> {
         self.services.by_network.get(network).into_iter().flatten()

@@ -177,7 +177,7 @@ impl World {
     }
 
     /// Whether no younger service has the address.
-    fn is_held_by(&self, name: &EndpointName, address: IpAddr) -> bool {
+    pub(in super::super) fn is_held_by(&self, name: &EndpointName, address: IpAddr) -> bool {
         self.services.is_own(name, address) || self.service_at(address) == Some(name)
     }
 
