@@ -1,5 +1,7 @@
 //! Judges paths of packets by the world and by what droplets have acked, for people who ask.
 
+use thuban_rows::Kind;
+
 use super::barrier::serves;
 use super::{Health, Hub, State};
 use crate::model::rows::Key;
@@ -26,7 +28,8 @@ impl Delivery for Streams<'_> {
             RowState::NoRoom
         } else if !acks.understands(droplet, key.kind()) {
             RowState::Outdated
-        } else if acks.is_acked(droplet, key) {
+        } else if key.kind() == Kind::PolicySet || acks.is_acked(droplet, key) {
+            // Acks of single sets are not tracked. Endpoints that are ready have acked sets only.
             RowState::Acked
         } else {
             RowState::Unacked

@@ -5,6 +5,7 @@ mod denials;
 mod drops;
 mod full;
 mod judging;
+mod paths;
 mod policy;
 mod reports;
 mod rests;

@@ -1,5 +1,7 @@
 //! Whether the droplets of a path can be heard, and have the rows that packets need.
 
+use thuban_rows::PolicyId;
+
 use super::{Cause, Fault, Found, Path, Place, no, unknown};
 use crate::model::rows::Key;
 use crate::model::world::RoleKind;
@@ -50,7 +52,8 @@ impl<'a> Path<'a> {
                 }
             }
         }
-        let target = target.filter(|target| !is_together(source, target));
+        // Whether another namespace's pod is on the source's droplet is not told.
+        let target = target.filter(|target| !target.is_own || !is_together(source, target));
         let message = match target {
             None => format!("{} is connected", source.node()),
             Some(target) => format!("{} and {} are connected", source.node(), target.node()),
@@ -66,14 +69,35 @@ impl<'a> Path<'a> {
         self.row(source, &local(source))?;
         if let Some(target) = target {
             self.row(target, &local(target))?;
+            self.sets(source, target)?;
             if !is_together(source, target) {
                 self.way(source, target)?;
             }
+        } else {
+            self.set(source, self.world.assignment(source.name).egress)?;
         }
         Ok((
             (),
             "the droplets have acknowledged what the path needs".to_owned(),
         ))
+    }
+
+    /// Looks at the sets by which the target's droplet judges packets: the sender's egress set too.
+    fn sets(&self, source: &Place<'a>, target: &Place<'a>) -> Result<(), Fault> {
+        if source.name == target.name {
+            return Ok(());
+        }
+        self.set(target, self.world.assignment(source.name).egress)?;
+        self.set(target, self.world.assignment(target.name).ingress)
+    }
+
+    /// Looks at a set at the droplet of an end. A droplet that has no room for a set denies all packets that it must
+    /// judge by it.
+    pub(super) fn set(&self, judge: &Place<'a>, set: Option<PolicyId>) -> Result<(), Fault> {
+        let Some(set) = set else {
+            return Ok(());
+        };
+        self.row(judge, &Key::PolicySet(judge.vpc.vni, set))
     }
 
     /// Looks at what passes the first packets on to another droplet.

@@ -204,7 +204,7 @@ impl<'a> Path<'a> {
                     protocol: self.question.protocol,
                     port: self.question.port,
                 };
-                self.arrive(&source, &[(place, packet)])
+                self.arrive(&source, &[(place, packet)], true)
             }
             Goal::Service(reached) => self.reach_service(&source, &reached),
             Goal::Outside(address) => self.leave(&source, address),
@@ -390,12 +390,12 @@ impl<'a> Path<'a> {
             protocol: self.question.protocol,
             port: self.question.port,
         };
-        let found = self.policies_of_sender(source, address, packet);
-        self.note("policies", found)?;
         let found = self.droplets(source, None);
         self.note("droplets", found)?;
         let found = self.rows(source, None);
-        self.note("rows", found)
+        self.note("rows", found)?;
+        let found = self.policies_of_sender(source, address, packet);
+        self.note("policies", found)
     }
 
     fn egress(&self, source: &Place<'a>, address: IpAddr) -> Found<()> {
@@ -424,14 +424,24 @@ impl<'a> Path<'a> {
         Ok(((), message))
     }
 
-    /// Judges packets to each of these endpoints of the source's VPC.
-    fn arrive(&mut self, source: &Place<'a>, targets: &[(Place<'a>, Packet)]) -> Option<()> {
-        let found = for_all(targets, |(target, packet)| self.policies(source, target, *packet));
-        self.note("policies", found)?;
-        let found = for_all(targets, |(target, _)| self.droplets(source, Some(target)));
+    /// Judges packets to each of these endpoints of the source's VPC. Policies come last: a droplet that is away may
+    /// still have others. `is_counted`: see [`for_all`].
+    fn arrive(
+        &mut self,
+        source: &Place<'a>,
+        targets: &[(Place<'a>, Packet)],
+        is_counted: bool,
+    ) -> Option<()> {
+        let found = for_all(targets, is_counted, |(target, _)| {
+            self.droplets(source, Some(target))
+        });
         self.note("droplets", found)?;
-        let found = for_all(targets, |(target, _)| self.rows(source, Some(target)));
-        self.note("rows", found)
+        let found = for_all(targets, is_counted, |(target, _)| self.rows(source, Some(target)));
+        self.note("rows", found)?;
+        let found = for_all(targets, is_counted, |(target, packet)| {
+            self.policies(source, target, *packet)
+        });
+        self.note("policies", found)
     }
 }
 
@@ -444,8 +454,9 @@ fn ready(place: Place<'_>) -> Found<Goal<'_>> {
     Err(no(Cause::TargetNotReady, message))
 }
 
-/// Looks at each of several. Returns what was found of the first, or the first fault and of how many there is one.
-fn for_all<T>(all: &[T], look: impl Fn(&T) -> Found<()>) -> Found<()> {
+/// Looks at each of several. Returns what was found of the first, or the first fault. `is_counted`: the fault's message
+/// tells how many there are, and how many have faults.
+fn for_all<T>(all: &[T], is_counted: bool, look: impl Fn(&T) -> Found<()>) -> Found<()> {
     let mut fine = None;
     let mut faults = Vec::new();
     for one in all {
@@ -458,7 +469,7 @@ fn for_all<T>(all: &[T], look: impl Fn(&T) -> Found<()>) -> Found<()> {
     let count = faults.len();
     match faults.into_iter().next() {
         None => Ok(fine.unwrap_or_default()),
-        Some(fault) if all.len() == 1 => Err(fault),
+        Some(fault) if all.len() == 1 || !is_counted => Err(fault),
         Some(fault) => Err(Fault {
             message: format!("{count} of {} backends: {}", all.len(), fault.message),
             ..fault

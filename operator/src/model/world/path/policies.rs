@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use thuban_rows::{PolicyRule, PolicyTier};
+use thuban_rows::{Kept, PolicyRule, PolicyTier};
 
 use super::{Cause, Fault, Found, Packet, Path, Place, no, unknown};
 use crate::model::policy::{ClassContent, Decision, Direction, Peer, SetContent};
@@ -22,6 +22,9 @@ impl<'a> Path<'a> {
             let message = "source and target have no addresses of one family".to_owned();
             return Err(no(Cause::NoSuchFamily, message));
         };
+        if source.name == target.name {
+            return Ok(((), "a pod always reaches itself".to_owned()));
+        }
         let is_asked = [
             self.judge(source, Direction::Egress, (&self.class_of(target), to), packet)?,
             self.judge(target, Direction::Ingress, (&self.class_of(source), from), packet)?,
@@ -44,8 +47,25 @@ impl<'a> Path<'a> {
         packet: Packet,
     ) -> Found<()> {
         let plain = ClassContent::default();
-        let is_asked = self.judge(source, Direction::Egress, (&plain, address), packet)?;
+        let peer = (&plain, address);
+        let asked = self.decide(source, Direction::Egress, peer, packet)?;
+        let is_isolated = matches!(asked, Some((_, Decision::Denies(None))));
+        if is_isolated && self.is_own_node(source, address, packet) {
+            let message = "only rules of ClusterNetworkPolicies keep a pod from its own node, and none does";
+            return Ok(((), message.to_owned()));
+        }
+        let is_asked = self.judge(source, Direction::Egress, peer, packet)?;
         Ok(((), outcome([is_asked, false])))
+    }
+
+    /// Whether packets are for the source's own node itself, and not for a NodePort there.
+    fn is_own_node(&self, source: &Place<'a>, address: IpAddr, packet: Packet) -> bool {
+        let (world, droplet) = (self.world, &source.endpoint.droplet);
+        let v4 = world.droplets.get(droplet).copied().map(IpAddr::V4);
+        let v6 = world.droplets6.get(droplet).copied().map(IpAddr::V6);
+        let mut port = packet.port.into_iter();
+        let is_for_service = port.any(|port| world.is_node_port((packet.protocol, port)));
+        source.vpc.host_access && [v4, v6].contains(&Some(address)) && !is_for_service
     }
 
     /// Judges what an endpoint sends or receives. Returns whether policies select it in the direction.
@@ -53,29 +73,13 @@ impl<'a> Path<'a> {
         &self,
         place: &Place<'a>,
         direction: Direction,
-        (class, address): (&ClassContent, IpAddr),
+        peer: (&ClassContent, IpAddr),
         packet: Packet,
     ) -> Result<bool, Fault> {
-        let assignment = self.world.assignment(place.name);
-        let id = match direction {
-            Direction::Ingress => assignment.ingress,
-            Direction::Egress => assignment.egress,
-        };
-        let Some(id) = id else {
+        let Some((set, decision)) = self.decide(place, direction, peer, packet)? else {
             return Ok(false);
         };
-        let rollout = self.world.enforcement.rollouts.get(&place.network.vpc);
-        let Some(set) = rollout.and_then(|rollout| rollout.set_content(id)) else {
-            let message = format!("the policies of {} change", place.who());
-            return Err(unknown(Cause::PolicyChanges, message));
-        };
-        let peer = Peer {
-            class,
-            address,
-            protocol: packet.protocol,
-            port: packet.port,
-        };
-        match set.decide(&peer) {
+        match decision {
             Decision::Accepts => Ok(true),
             Decision::DependsOnPort => {
                 let message = format!("{direction} policies of {} accept some ports only", place.who());
@@ -83,6 +87,43 @@ impl<'a> Path<'a> {
             }
             Decision::Denies(rule) => Err(self.denial(place, set, rule)),
         }
+    }
+
+    /// Returns the set by which packets are judged, and what it says of them; none: policies do not select the endpoint
+    /// in the direction.
+    fn decide(
+        &self,
+        place: &Place<'a>,
+        direction: Direction,
+        (class, address): (&ClassContent, IpAddr),
+        packet: Packet,
+    ) -> Result<Option<(&'a SetContent, Decision<'a>)>, Fault> {
+        let changes = || {
+            let message = format!("the policies of {} change", place.who());
+            unknown(Cause::PolicyChanges, message)
+        };
+        // Droplets judge by what an earlier leader told them.
+        if self.world.kept_of(&place.network.vpc) != Kept::Nothing {
+            return Err(changes());
+        }
+        let assignment = self.world.assignment(place.name);
+        let id = match direction {
+            Direction::Ingress => assignment.ingress,
+            Direction::Egress => assignment.egress,
+        };
+        let Some(id) = id else {
+            return Ok(None);
+        };
+        let rollout = self.world.enforcement.rollouts.get(&place.network.vpc);
+        let set = rollout.and_then(|rollout| rollout.set_content(id));
+        let set = set.ok_or_else(changes)?;
+        let peer = Peer {
+            class,
+            address,
+            protocol: packet.protocol,
+            port: packet.port,
+        };
+        Ok(Some((set, set.decide(&peer))))
     }
 
     /// Says which policy denies packets. Of another namespace's policies nothing is told.

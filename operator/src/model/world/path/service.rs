@@ -143,45 +143,91 @@ impl<'a> Path<'a> {
     pub(super) fn reach_service(&mut self, source: &Place<'a>, reached: &Reached<'a>) -> Option<()> {
         let found = self.backends(source, reached);
         let backends = self.note("backends", found)?;
-        let served = Packet {
-            is_v6: reached.address.is_ipv6(),
-            protocol: reached.port.map_or(self.question.protocol, |port| port.protocol),
-            port: reached.port.map(|port| port.port),
-        };
-        let packet = |backend: &Backend| Packet {
-            port: Some(backend.port),
-            ..served
-        };
-        if reached.way == Way::Within {
-            let (world, asker, vni) = (self.world, self.asker(), source.vpc.vni);
-            let place = |backend: &Backend| {
-                let name = world.holder(vni, backend.address)?;
-                Some((world.place(name, asker)?, packet(backend)))
-            };
-            let targets: Vec<(Place<'a>, Packet)> = backends.iter().filter_map(place).collect();
-            if targets.is_empty() {
-                let message = "no backend is an endpoint at this moment";
-                return self.note("policies", Err(unknown(Cause::RowsMissing, message)));
-            }
-            self.arrive(source, &targets)?;
-            let found = self.service_rows(reached);
-            return self.note("service", found);
+        match reached.way {
+            Way::Within => self.reach_within(source, reached, &backends),
+            Way::ByNode | Way::ByNodeOutside => self.reach_by_node(source, reached, &backends),
         }
-        let found = self.policies_of_sender(source, reached.address, served);
-        let found = found.and_then(|fine| {
-            if reached.way == Way::ByNode {
-                for_all(&backends, |backend| {
-                    self.shared_backend(source, reached, backend, packet(backend))
-                })?;
-            }
+    }
+
+    fn reach_within(
+        &mut self,
+        source: &Place<'a>,
+        reached: &Reached<'a>,
+        backends: &[Backend],
+    ) -> Option<()> {
+        let targets = self.members(reached, backends);
+        if targets.is_empty() {
+            let message = "no backend is an endpoint at this moment";
+            return self.note("rows", Err(unknown(Cause::RowsMissing, message)));
+        }
+        self.arrive(source, &targets, self.is_own(reached))?;
+        let found = self.service_rows(reached);
+        self.note("service", found)
+    }
+
+    fn reach_by_node(
+        &mut self,
+        source: &Place<'a>,
+        reached: &Reached<'a>,
+        backends: &[Backend],
+    ) -> Option<()> {
+        let is_counted = self.is_own(reached);
+        let shared = if reached.way == Way::ByNode {
+            self.members(reached, backends)
+        } else {
+            Vec::new()
+        };
+        let found = self.droplets(source, None).and_then(|fine| {
+            for_all(&shared, is_counted, |(backend, _)| {
+                self.droplets(source, Some(backend))
+            })?;
             Ok(fine)
         });
-        self.note("policies", found)?;
-        let found = self.droplets(source, None);
         self.note("droplets", found)?;
         let key = Key::NodeService(source.vpc.vni, reached.address);
         let found = self.row(source, &key).and_then(|()| self.rows(source, None));
-        self.note("rows", found)
+        let found = found.and_then(|fine| {
+            for_all(&shared, is_counted, |(backend, _)| {
+                self.set(backend, self.world.assignment(backend.name).ingress)?;
+                Ok(((), String::new()))
+            })?;
+            Ok(fine)
+        });
+        self.note("rows", found)?;
+        let found = self.policies_of_sender(source, reached.address, self.served(reached));
+        let found = found.and_then(|fine| {
+            for_all(&shared, is_counted, |(backend, packet)| {
+                self.shared_backend(source, backend, *packet)
+            })?;
+            Ok(fine)
+        });
+        self.note("policies", found)
+    }
+
+    /// Returns packets to the Service's own address.
+    fn served(&self, reached: &Reached<'a>) -> Packet {
+        Packet {
+            is_v6: reached.address.is_ipv6(),
+            protocol: reached.port.map_or(self.question.protocol, |port| port.protocol),
+            port: reached.port.map(|port| port.port),
+        }
+    }
+
+    /// Returns the backends that are endpoints of the Service's VPC, each with the packets that it gets.
+    fn members(&self, reached: &Reached<'a>, backends: &[Backend]) -> Vec<(Place<'a>, Packet)> {
+        let Some(vni) = self.world.network_vni(&reached.service.network) else {
+            return Vec::new();
+        };
+        let served = self.served(reached);
+        let place = |backend: &Backend| {
+            let name = self.world.holder(vni, backend.address)?;
+            let packet = Packet {
+                port: Some(backend.port),
+                ..served
+            };
+            Some((self.world.place(name, self.asker())?, packet))
+        };
+        backends.iter().filter_map(place).collect()
     }
 
     /// Returns the backends that new connections of the source get.
@@ -229,20 +275,8 @@ impl<'a> Path<'a> {
     }
 
     /// Judges what a backend in another VPC receives of clients by the shared Service. It sees the client's node.
-    fn shared_backend(
-        &self,
-        source: &Place<'a>,
-        reached: &Reached<'a>,
-        backend: &Backend,
-        packet: Packet,
-    ) -> Found<()> {
-        let vni = self.world.network_vni(&reached.service.network);
-        let name = vni.and_then(|vni| self.world.holder(vni, backend.address));
-        let place = name.and_then(|name| self.world.place(name, self.asker()));
-        let Some(place) = place else {
-            return Ok(((), String::new()));
-        };
-        let Some(node) = self.node_address(&place, source, packet.is_v6) else {
+    fn shared_backend(&self, source: &Place<'a>, backend: &Place<'a>, packet: Packet) -> Found<()> {
+        let Some(node) = self.node_address(backend, source, packet.is_v6) else {
             let message = "the node of the source has no address for the Service's pods".to_owned();
             return Err(unknown(Cause::NotProvisioned, message));
         };
@@ -250,7 +284,7 @@ impl<'a> Path<'a> {
             groups: [SHARED_SERVICE_GROUP].into(),
             ..ClassContent::default()
         };
-        self.judge(&place, Direction::Ingress, (&class, node), packet)?;
+        self.judge(backend, Direction::Ingress, (&class, node), packet)?;
         Ok(((), String::new()))
     }
 

@@ -1,5 +1,8 @@
 //! Each fault is planted alone into a path that works, and must be named.
 
+mod others;
+mod policies;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -16,12 +19,22 @@ use crate::model::world::{Endpoint, EndpointName, Membership, World};
 const OUTSIDE: &str = "198.51.100.9";
 const SERVICE: &str = "10.96.0.10";
 
+/// The steps of paths that work.
+const WITHIN: [&str; 5] = ["source", "target", "droplets", "rows", "policies"];
+const LEAVING: [&str; 6] = ["source", "target", "egress", "droplets", "rows", "policies"];
+const BY_NODE: [&str; 6] = ["source", "target", "backends", "droplets", "rows", "policies"];
+const TO_SERVICE: [&str; 7] = [
+    "source", "target", "backends", "droplets", "rows", "policies", "service",
+];
+
 /// What droplets are played to say.
 struct Played {
     suspect: Option<&'static str>,
     away: Option<&'static str>,
     /// The state of all rows of a droplet.
     row: Option<(&'static str, RowState)>,
+    /// The state of all sets of policies of a droplet.
+    set: Option<(&'static str, RowState)>,
     is_served: bool,
     knows: bool,
 }
@@ -37,8 +50,12 @@ impl Delivery for Played {
         }
     }
 
-    fn row(&self, droplet: &str, _: &Key) -> RowState {
-        let played = self.row.filter(|(on, _)| *on == droplet);
+    fn row(&self, droplet: &str, key: &Key) -> RowState {
+        let played = match key {
+            Key::PolicySet(..) => self.set,
+            _ => self.row,
+        };
+        let played = played.filter(|(on, _)| *on == droplet);
         played.map_or(RowState::Acked, |(_, state)| state)
     }
 
@@ -106,6 +123,7 @@ impl Scene {
                 suspect: None,
                 away: None,
                 row: None,
+                set: None,
                 is_served: true,
                 knows: true,
             },
@@ -206,24 +224,19 @@ fn is_fine(what: &str, change: impl FnOnce(&mut Scene), steps: &[&str]) {
 
 #[test]
 fn a_path_that_works_is_ok() {
-    let within = ["source", "target", "policies", "droplets", "rows"];
-    let to_service = [
-        "source", "target", "backends", "policies", "droplets", "rows", "service",
-    ];
-    let leaving = ["source", "target", "egress", "policies", "droplets", "rows"];
-    is_fine("a pod", |_| {}, &within);
-    is_fine("its address", |scene| scene.ask_address("10.0.0.11"), &within);
-    is_fine("a Service", |scene| scene.ask_service("ns", "web"), &to_service);
+    is_fine("a pod", |_| {}, &WITHIN);
+    is_fine("its address", |scene| scene.ask_address("10.0.0.11"), &WITHIN);
+    is_fine("a Service", |scene| scene.ask_service("ns", "web"), &TO_SERVICE);
     let by_address = |scene: &mut Scene| {
         scene.ask_address(SERVICE);
         scene.question.port = None;
     };
-    is_fine("a Service's address and only port", by_address, &to_service);
+    is_fine("a Service's address and only port", by_address, &TO_SERVICE);
     let outside = |scene: &mut Scene| {
         scene.vpc(|red| red.egress = true);
         scene.ask_address(OUTSIDE);
     };
-    is_fine("outside", outside, &leaving);
+    is_fine("outside", outside, &LEAVING);
     let judgement = Scene::new().judge();
     assert_eq!(
         judgement.steps[0].message,
@@ -399,9 +412,6 @@ fn what_is_wrong_with_a_service_is_named() {
 
 #[test]
 fn of_services_with_one_address_the_one_that_has_it_counts() {
-    let steps = [
-        "source", "target", "backends", "policies", "droplets", "rows", "service",
-    ];
     // The Service was made again with its address, and the old one is not gone yet.
     let again = |scene: &mut Scene| {
         let mut old = service("web", "0", 11);
@@ -409,7 +419,7 @@ fn of_services_with_one_address_the_one_that_has_it_counts() {
         scene.world.set_service(&name("ns", "web-0"), Some(old));
         scene.ask_service("ns", "web");
     };
-    is_fine("made again", again, &steps);
+    is_fine("made again", again, &TO_SERVICE);
     // Services of both VPCs have the same address of their own.
     let own = |network: &str, uid: &str| {
         let mut own = service(network, uid, 11);
@@ -428,65 +438,12 @@ fn of_services_with_one_address_the_one_that_has_it_counts() {
         scene.ask_address("10.0.0.50");
         scene.question.port = Some(80);
     };
-    is_fine("an own address", twins, &steps);
+    is_fine("an own address", twins, &TO_SERVICE);
     let elsewhere = |scene: &mut Scene| {
         scene.world.set_service(&name("far", "a"), Some(own("shop", "9")));
         scene.ask_address("10.0.0.50");
     };
     is_named("another VPC's", elsewhere, "target", "AddressFree", "10.0.0.50");
-}
-
-#[test]
-fn a_policy_that_denies_is_named() {
-    let of_server =
-        |ingress: Value| json!({"podSelector": {"matchLabels": {"app": "server"}}, "ingress": ingress});
-    let closed = of_server(json!([]));
-    let closed = |scene: &mut Scene| scene.policy("ns", &closed);
-    is_named(
-        "ingress",
-        closed,
-        "policies",
-        "PolicyDenies",
-        "no ingress rule of it accepts",
-    );
-    let egress = json!({"podSelector": {}, "policyTypes": ["Egress"], "egress": [
-        {"to": [{"podSelector": {"matchLabels": {"app": "other"}}}]}]});
-    let egress = |scene: &mut Scene| scene.policy("ns", &egress);
-    is_named(
-        "egress",
-        egress,
-        "policies",
-        "PolicyDenies",
-        "selects client, and no egress rule",
-    );
-    let of_port = of_server(json!([{"ports": [{"port": 8080}]}]));
-    is_fine(
-        "its port",
-        |scene| scene.policy("ns", &of_port),
-        &["source", "target", "policies", "droplets", "rows"],
-    );
-    let other_port = |scene: &mut Scene| {
-        scene.policy("ns", &of_port);
-        scene.question.port = Some(8081);
-    };
-    is_named("port", other_port, "policies", "PolicyDenies", "ns/closed");
-    let no_port = |scene: &mut Scene| {
-        scene.policy("ns", &of_port);
-        scene.question.port = None;
-    };
-    is_named("no port", no_port, "policies", "PortNeeded", "server");
-    let by_rule = |scene: &mut Scene| {
-        let spec = json!({
-            "tier": "Admin", "priority": 1, "subject": {"namespaces": {}},
-            "ingress": [{"name": "none", "action": "Deny", "from": [{"namespaces": {}}]}],
-        });
-        let spec = serde_json::from_value(spec).unwrap();
-        scene.world.set_cluster_policy("lockdown", Some(&spec)).unwrap();
-        scene.world.roll_out(0);
-        scene.world.flush();
-    };
-    let word = "ClusterNetworkPolicy lockdown denies the packets by spec.ingress[0]";
-    is_named("rule", by_rule, "policies", "PolicyDenies", word);
 }
 
 #[test]
@@ -515,7 +472,7 @@ fn droplets_and_rows_that_are_missing_are_named() {
             scene.played.knows = false;
             scene.change("server", |endpoint| endpoint.droplet = "d2".into());
         },
-        &["source", "target", "policies", "droplets", "rows"],
+        &WITHIN,
     );
 }
 
@@ -540,8 +497,7 @@ fn clients_of_shared_services_are_judged_as_such() {
         scene.world.flush();
         scene.ask_service("default", "registry");
     };
-    let steps = ["source", "target", "backends", "policies", "droplets", "rows"];
-    is_fine("shared", shared, &steps);
+    is_fine("shared", shared, &BY_NODE);
     let closed = |scene: &mut Scene| {
         shared(scene);
         scene.policy("default", &json!({"podSelector": {}}));
@@ -562,49 +518,17 @@ fn clients_of_shared_services_are_judged_as_such() {
             &json!({"podSelector": {}, "ingress": [{"from": [clients]}]}),
         );
     };
-    is_fine("open", open, &steps);
-}
-
-#[test]
-fn of_other_namespaces_only_reachability_is_told() {
-    let secrets = ["blue", "shop", "10.0.0.12", "10.0.0.13", "d4", "d5", "closed"];
-    let ask = |fault: &dyn Fn(&mut Scene)| {
-        let mut scene = Scene::new();
-        scene.put(member("shop", 4, 12, ("far", "pod")));
-        scene.put(member("web", 5, 13, ("near", "pod")));
-        fault(&mut scene);
-        let judgement = scene.judge();
-        let said = texts(&judgement);
-        for secret in secrets {
-            assert!(!said.contains(secret), "{secret}: {said}");
-        }
-        (judgement, said)
+    is_fine("open", open, &BY_NODE);
+    let full = |scene: &mut Scene| {
+        open(scene);
+        scene.played.set = Some(("d4", RowState::NoRoom));
     };
-    let missing = PodState::Missing;
-    let of = |target: &str, state: Option<&PodState>| {
-        let mut target = pod(target, "pod");
-        target.state = state.unwrap_or(&target.state).clone();
-        move |scene: &mut Scene| scene.question.target = Target::Pod(target.clone())
+    is_named("full", full, "rows", "TableFull", "droplet of the target");
+    let away = |scene: &mut Scene| {
+        closed(scene);
+        scene.played.away = Some("d4");
     };
-    // Another VPC's pod and no pod at all are told of in the same words.
-    let (in_blue, _) = ask(&of("far", None));
-    let (nobody, _) = ask(&of("far", Some(&missing)));
-    assert_eq!(in_blue, nobody);
-    assert_eq!(in_blue.reason.as_deref(), Some("NotInVpc"));
-    let (reached, said) = ask(&of("near", None));
-    assert_eq!(reached.verdict, PathVerdict::Ok, "{said}");
-    let denied = |scene: &mut Scene| {
-        of("near", None)(scene);
-        scene.policy("near", &json!({"podSelector": {}}));
-    };
-    let (denied, said) = ask(&denied);
-    assert_eq!(denied.reason.as_deref(), Some("PolicyDenies"), "{said}");
-    let suspect = |scene: &mut Scene| {
-        of("near", None)(scene);
-        scene.played.suspect = Some("d5");
-    };
-    let (suspect, said) = ask(&suspect);
-    assert_eq!(suspect.reason.as_deref(), Some("DropletSuspect"), "{said}");
+    is_named("away", away, "droplets", "DropletAway", "droplet of the target");
 }
 
 #[test]

@@ -116,6 +116,11 @@ impl World {
         self.dirty.extend(waiting);
     }
 
+    /// Whether a service has the port by its rows.
+    pub(in super::super) fn is_node_port(&self, port: NodePort) -> bool {
+        self.services.node_ports.holders.contains_key(&port)
+    }
+
     /// Returns the ports that a service has by its rows.
     pub fn node_ports_of(&self, name: &EndpointName) -> BTreeSet<NodePort> {
         let held = self.services.node_ports.held.get(name);
