@@ -41,12 +41,6 @@ const METADATA: [&str; 2] = ["169.254.0.0/16", "fd00:ec2::254/128"];
 /// Names each kind once: what is kept of its objects, what a change of one means, and who reconciles them. `optional`
 /// takes the kinds that not every API server has.
 fn register(kinds: &mut Kinds, optional: &mut Kinds, triggers: &mut Triggers) -> Stores {
-    optional.register(
-        &mut triggers.path_traces,
-        strip::any,
-        path_trace::on_change,
-        path_trace::reconcile,
-    );
     Stores {
         pods: kinds.register(&mut triggers.pods, strip::pod, observe::on_pod, pod::reconcile),
         namespaces: kinds.watch(strip::namespace, observe::on_namespace),
@@ -123,17 +117,31 @@ fn register(kinds: &mut Kinds, optional: &mut Kinds, triggers: &mut Triggers) ->
     }
 }
 
+/// Registers the questions of users. Nothing depends on them: nobody waits for their list.
+fn register_questions(triggers: &mut Triggers) -> Kinds {
+    let mut questions = Kinds::if_served();
+    questions.register(
+        &mut triggers.path_traces,
+        strip::path_trace,
+        path_trace::on_change,
+        path_trace::reconcile,
+    );
+    questions
+}
+
 /// Starts watches and controllers, and returns once every store and the world are filled.
 pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) -> Arc<Hub> {
     let mut kinds = Kinds::default();
     let mut optional = Kinds::if_served();
     let mut triggers = Triggers::default();
     let stores = register(&mut kinds, &mut optional, &mut triggers);
+    let mut questions = register_questions(&mut triggers);
     let hub = Arc::new(make_hub(&options, triggers));
     let events = Events::start(client.clone(), tasks);
     let context = Arc::new(Context::new(client, hub.clone(), stores, events, options));
     let mut filling = kinds.start_watches(&context, tasks);
     filling.extend(optional.start_watches(&context, tasks));
+    drop(questions.start_watches(&context, tasks));
     // Before the world is complete, objects that it lacks would be taken for deleted.
     for filled in filling {
         let _ = filled.await;
@@ -143,6 +151,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     metrics::leads(&context);
     kinds.start_controllers(&context, tasks);
     optional.start_controllers(&context, tasks);
+    questions.start_controllers(&context, tasks);
     let stores = &context.stores;
     tasks.spawn(resync(stores.pods.clone(), hub.triggers.pods.clone()));
     tasks.spawn(resync(stores.endpoints.clone(), hub.triggers.endpoints.clone()));

@@ -10,12 +10,27 @@ pub const MAX_TRACES: usize = 20;
 /// How many are answered for one namespace.
 const ANSWERS_A_SECOND: u32 = 5;
 const ANSWERS_AT_ONCE: u32 = 20;
+/// How many are answered for all namespaces together: each holds the lock under which droplets are served.
+const ALL_ANSWERS_A_SECOND: u32 = 50;
+const ALL_ANSWERS_AT_ONCE: u32 = 100;
 
 /// The second of a PathTrace's creation, and its name.
 pub type Place = (i64, String);
 
-#[derive(Debug, Default)]
-pub struct PathTraces(Mutex<HashMap<String, Space>>);
+#[derive(Debug)]
+pub struct PathTraces {
+    spaces: Mutex<HashMap<String, Space>>,
+    answers: RateLimit,
+}
+
+impl Default for PathTraces {
+    fn default() -> Self {
+        Self {
+            spaces: Mutex::default(),
+            answers: RateLimit::new(ALL_ANSWERS_A_SECOND, ALL_ANSWERS_AT_ONCE),
+        }
+    }
+}
 
 #[derive(Debug)]
 struct Space {
@@ -35,7 +50,7 @@ impl Default for Space {
 
 impl PathTraces {
     fn spaces(&self) -> MutexGuard<'_, HashMap<String, Space>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spaces.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub fn add(&self, namespace: &str, place: Place) {
@@ -63,13 +78,14 @@ impl PathTraces {
     /// Takes one answer of a namespace, and returns whether it may be given now.
     pub fn may_answer(&self, namespace: &str) -> bool {
         let mut spaces = self.spaces();
-        spaces.entry(namespace.to_owned()).or_default().answers.take()
+        let space = spaces.entry(namespace.to_owned()).or_default();
+        space.answers.take() && self.answers.take()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{ANSWERS_AT_ONCE, MAX_TRACES, PathTraces};
+    use super::{ALL_ANSWERS_AT_ONCE, ANSWERS_AT_ONCE, MAX_TRACES, PathTraces};
 
     #[test]
     fn the_oldest_of_a_namespace_are_looked_at() {
@@ -91,5 +107,15 @@ mod tests {
         let taken = (0..100).filter(|_| traces.may_answer("red")).count();
         assert!(taken >= ANSWERS_AT_ONCE as usize && taken < 50, "{taken}");
         assert!(traces.may_answer("blue"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn all_namespaces_together_get_a_bounded_number_of_answers() {
+        let traces = PathTraces::default();
+        let spaces = (0..1000).map(|number| format!("space-{number}"));
+        let taken = spaces.filter(|space| traces.may_answer(space)).count();
+        assert_eq!(taken, ALL_ANSWERS_AT_ONCE as usize);
+        tokio::time::advance(std::time::Duration::from_secs(1)).await;
+        assert!(traces.may_answer("red"));
     }
 }

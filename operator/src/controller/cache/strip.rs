@@ -2,11 +2,13 @@
 //!
 //! Invariant: objects that the operator writes lose nothing but `managedFields`, which the API server then takes from
 //! its own copy of the object. The operator never writes pods, nodes, namespaces, Services, slices and policies: of
-//! these only the fields that are named here are left.
+//! these only the fields that are named here are left. Neither does it write the metadata of PathTraces.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use thuban_api::{EGRESS_BANDWIDTH_ANNOTATION, INGRESS_BANDWIDTH_ANNOTATION, REPORT_DENIED_ANNOTATION};
+use thuban_api::{
+    EGRESS_BANDWIDTH_ANNOTATION, INGRESS_BANDWIDTH_ANNOTATION, PathTrace, REPORT_DENIED_ANNOTATION,
+};
 
 use crate::controller::runtime::objects::Object;
 use crate::model::cached::{NetworkPolicy, Pod};
@@ -80,6 +82,25 @@ pub fn network_policy(policy: &mut NetworkPolicy) {
     policy.metadata.owner_references = None;
 }
 
+/// Leaves identity, generation, times, the question, and what says when it was answered. Anybody who may edit a
+/// namespace may make many, and large ones.
+pub fn path_trace(trace: &mut PathTrace) {
+    let whole = std::mem::take(&mut trace.metadata);
+    trace.metadata = ObjectMeta {
+        name: whole.name,
+        namespace: whole.namespace,
+        uid: whole.uid,
+        resource_version: whole.resource_version,
+        generation: whole.generation,
+        creation_timestamp: whole.creation_timestamp,
+        deletion_timestamp: whole.deletion_timestamp,
+        ..ObjectMeta::default()
+    };
+    if let Some(status) = &mut trace.status {
+        status.steps = Vec::new();
+    }
+}
+
 fn metadata(metadata: &mut ObjectMeta) {
     metadata.managed_fields = None;
     if let Some(annotations) = &mut metadata.annotations {
@@ -94,8 +115,8 @@ mod tests {
     use serde_json::json;
 
     use super::{
-        EndpointSlice, LEFT_ALONE, NetworkPolicy, Pod, Service, namespace, network_policy, node, pod,
-        service, slice,
+        EndpointSlice, LEFT_ALONE, NetworkPolicy, PathTrace, Pod, Service, namespace, network_policy, node,
+        path_trace, pod, service, slice,
     };
     use crate::model::cached::internal_ips;
 
@@ -210,6 +231,36 @@ mod tests {
         let reference = policy.object_ref(&());
         assert_eq!(reference.kind.as_deref(), Some("NetworkPolicy"));
         assert_eq!(reference.api_version.as_deref(), Some("networking.k8s.io/v1"));
+    }
+
+    #[test]
+    fn of_a_path_trace_only_what_is_read_is_left() {
+        let mut trace: PathTrace = serde_json::from_value(json!({
+            "apiVersion": "thuban.dev/v1alpha1", "kind": "PathTrace",
+            "metadata": {
+                "name": "why-1", "namespace": "red", "uid": "u", "resourceVersion": "7", "generation": 1,
+                "creationTimestamp": "2026-11-28T12:00:00Z", "deletionTimestamp": "2026-11-28T12:00:01Z",
+                "generateName": "why-", "labels": {"app": "web"}, "annotations": {"thuban.dev/long": "x"},
+                "finalizers": ["example.org/stay"], "managedFields": [{"manager": "kubectl"}],
+                "ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": "web", "uid": "p"}],
+            },
+            "spec": {"source": {"pod": "a"}, "target": {"pod": {"name": "b"}}},
+            "status": {"verdict": "OK", "evaluatedAt": "2026-11-28T12:00:00Z", "steps": [
+                {"name": "source", "state": "ok"}]},
+        }))
+        .unwrap();
+        path_trace(&mut trace);
+        let left = serde_json::to_value(&trace).unwrap();
+        let read = json!({
+            "name": "why-1", "namespace": "red", "uid": "u", "resourceVersion": "7", "generation": 1,
+            "creationTimestamp": "2026-11-28T12:00:00Z", "deletionTimestamp": "2026-11-28T12:00:01Z",
+        });
+        assert_eq!(left["metadata"], read);
+        assert_eq!(
+            left["status"],
+            json!({"verdict": "OK", "evaluatedAt": "2026-11-28T12:00:00Z"})
+        );
+        assert_eq!(left["spec"]["source"]["pod"], "a");
     }
 
     #[test]
