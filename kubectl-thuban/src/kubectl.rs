@@ -25,7 +25,7 @@ pub enum KubectlError {
     Start { program: PathBuf, error: io::Error },
     #[error("kubectl {command}: {error}")]
     Io { command: String, error: io::Error },
-    #[error("kubectl {command}: {}", why(.status, .said))]
+    #[error("kubectl {command}: {}", why(*.status, .said))]
     Failed {
         command: String,
         status: ExitStatus,
