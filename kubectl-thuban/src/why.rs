@@ -218,8 +218,9 @@ impl Answer {
     /// Adds what the user may see of the target.
     pub fn add_place(&mut self, target: &Row) {
         if let Some(last) = self.steps.last_mut().filter(|_| !target.vpc.is_empty()) {
-            last.message += &format!(
-                ". You may see that it is in VPC {}, network {}, {}",
+            last.message = format!(
+                "{}. You may see that it is in VPC {}, network {}, {}",
+                last.message,
                 target.vpc,
                 target.network,
                 target.addresses.join(", ")

@@ -1,5 +1,5 @@
-//! The collector of traces that a test of the cluster starts: the OpenTelemetry collector's receiver in a small program.
-//! `target/otlp`, where the test looks for it, is a link to its folder.
+//! The collector of traces that a test of the cluster starts: the OpenTelemetry collector's receiver in a small
+//! program. `target/otlp`, where the test looks for it, is a link to its folder.
 
 use std::fs;
 

@@ -346,10 +346,14 @@ fn a_vpcs_services_have_addresses_until_its_limit() {
             let _ = state.store.create(Kind::Network, "", "large", network);
             (0..MAX_ADDRESSES).for_each(|index| service_with_address(state, index));
         });
+        // The operator counts those that its world has: they are Provisioned.
         until(simulation, "all have their addresses", |state| {
             let endpoints = state.store.values(Kind::Endpoint);
-            let claimed = |endpoint: &&Arc<Value>| endpoint["status"]["addresses"][1].is_string();
-            endpoints.filter(claimed).count() == usize::from(MAX_ADDRESSES)
+            let has_its_address = |endpoint: &&Arc<Value>| {
+                let status = &endpoint["status"];
+                status["addresses"][1].is_string() && status["phase"] == "Provisioned"
+            };
+            endpoints.filter(has_its_address).count() == usize::from(MAX_ADDRESSES)
         })
         .await;
         simulation.with(|state| service_with_address(state, MAX_ADDRESSES));
