@@ -19,19 +19,6 @@ use super::{
 /// How many files of a lane run side by side.
 const AT_ONCE: usize = 4;
 
-/// The files of a lane that take more than a minute, the longest first. They start before the others, so that no long
-/// one is alone at the end.
-const LONGEST: [&str; 8] = [
-    "load_balancers",
-    "overlapping_vpcs",
-    "network_policies",
-    "membership",
-    "rolling_update",
-    "endpoint_moves",
-    "dual_stack",
-    "admission",
-];
-
 /// Tests that disturb each other in the same way.
 #[derive(Clone, Copy, Debug)]
 pub struct Lane {
@@ -92,27 +79,17 @@ pub fn run(binary: &Binary, share: &Share) -> Result<(Sum, Times)> {
     let (mut sum, mut times) = (Sum::default(), Times::default());
     for lane in share.lanes {
         let own = tests.iter().filter(|test| part(test, 0) == lane.name);
-        let filters: VecDeque<String> = if lane.is_parallel {
-            let files = longest_first(own.map(|test| part(test, 1)));
-            let filter = |file: &str| format!("{}::{file}::", lane.name);
-            files.into_iter().map(filter).collect()
+        let filters: BTreeSet<String> = if lane.is_parallel {
+            own.map(|test| format!("{}::{}::", lane.name, part(test, 1)))
+                .collect()
         } else {
-            VecDeque::from([format!("{}::", lane.name)])
+            BTreeSet::from([format!("{}::", lane.name)])
         };
-        let (more, took) = run_files(binary, share.cluster, filters);
+        let (more, took) = run_files(binary, share.cluster, filters.into_iter().collect());
         sum.add(more);
         times.merge(took);
     }
     Ok((sum, times))
-}
-
-/// Returns each file once, in the order in which they start.
-fn longest_first<'a>(files: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
-    let files: BTreeSet<&str> = files.collect();
-    let mut files: Vec<&str> = files.into_iter().collect();
-    let place = |file: &&str| LONGEST.iter().position(|long| long == file);
-    files.sort_by_key(|file| place(file).unwrap_or(LONGEST.len()));
-    files
 }
 
 /// Runs the tests of each filter in a process of its own.
@@ -153,27 +130,4 @@ fn list(binary: &Binary) -> Result<Vec<String>> {
     let text = String::from_utf8_lossy(&output.stdout);
     let names = text.lines().filter_map(|line| line.strip_suffix(": test"));
     Ok(names.map(str::to_owned).collect())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{LONGEST, longest_first};
-    use crate::build::root;
-
-    #[test]
-    fn long_files_start_first_and_each_file_once() {
-        let files = ["admission", "dns", "admission", "rights", "load_balancers", "dns"];
-        let order = longest_first(files.into_iter());
-        assert_eq!(order, ["load_balancers", "admission", "dns", "rights"]);
-    }
-
-    #[test]
-    fn the_long_files_exist() {
-        let lane = root().join("e2e/tests/cluster/side_by_side");
-        for file in LONGEST {
-            let places = [format!("{file}.rs"), format!("{file}/mod.rs")];
-            let exists = places.iter().any(|place| lane.join(place).exists());
-            assert!(exists, "{file} is no file of {}", lane.display());
-        }
-    }
 }
