@@ -16,6 +16,19 @@ fn the_committed_crds_are_current() {
     }
 }
 
+#[test]
+fn kubectl_takes_no_item_of_a_list_for_a_boolean() {
+    let manifests = thuban_api::manifests().unwrap();
+    for line in manifests.values().flat_map(|text| text.lines()) {
+        let item = line.trim().strip_prefix("- ").unwrap_or_default().to_lowercase();
+        assert!(
+            !["y", "yes", "on", "n", "no", "off"].contains(&item.as_str()),
+            "{line}"
+        );
+    }
+    assert!(manifests["install/10-crds.yaml"].contains("- \"NO\"\n"));
+}
+
 /// Yields each field below a schema that has no description.
 fn undescribed(path: &str, schema: &Value) -> Vec<String> {
     let inner = |schema: &Value, path: &str| {
