@@ -117,12 +117,12 @@ fn graceful_rolling_update_fails_no_request() {
         before.growth(cluster)
     );
     if by_udp.len() <= UNEXPLAINED {
-        by_udp.iter().for_each(|lost| {
+        for lost in &by_udp {
             eprintln!(
                 "  not counted: {lost:?}; counters since: {}",
                 before.growth(cluster)
             );
-        });
+        }
     } else {
         before.assert_not_lost(cluster, &by_udp, "rolling update");
     }
