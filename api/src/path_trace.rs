@@ -49,7 +49,10 @@ pub struct PathTraceSpec {
 #[serde(rename_all = "camelCase")]
 pub struct PathSource {
     /// The name of a pod in the namespace of the PathTrace.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
     pub pod: String,
 }
 
@@ -57,16 +60,18 @@ pub struct PathSource {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PathTarget {
-    /// A pod.
+    /// A pod. Packets to its IPv4 address are judged. To ask about its IPv6 address, give that as `address`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PathObject>,
     /// A Service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<PathObject>,
-    /// An address, such as 10.0.2.4 or fd00:2::4: one of the source's VPC, of a Service, or outside.
+    /// An address, such as 10.0.2.4 or fd00:2::4: one of the source's VPC, of a Service, or outside. It is none of
+    /// loopback, link-local or multicast.
     #[x_kube(
-        validation = Rule::new("isIP(self)")
-            .message("spec.target.address must be an address such as 10.0.2.4 or fd00:2::4, without prefix length")
+        validation = Rule::new("isIP(self) && ip(self).isGlobalUnicast()")
+            .message("spec.target.address must be an address such as 10.0.2.4 or fd00:2::4, without prefix length, \
+                      and none of loopback, link-local or multicast")
     )]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 39))]
@@ -80,10 +85,16 @@ pub struct PathObject {
     /// The namespace. Default: that of the PathTrace. Of another namespace's pods the status says only whether packets
     /// reach them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(length(min = 1, max = 63))]
+    #[schemars(
+        length(min = 1, max = 63),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$")
+    )]
     pub namespace: Option<String>,
     /// The name.
-    #[schemars(length(min = 1, max = 253))]
+    #[schemars(
+        length(min = 1, max = 253),
+        regex(pattern = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")
+    )]
     pub name: String,
 }
 
@@ -163,7 +174,7 @@ impl PathVerdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PathStep {
-    /// The part: `source`, `target`, `backends`, `egress`, `policies`, `droplets`, `rows` or `service`.
+    /// The part: `source`, `target`, `backends`, `egress`, `droplets`, `rows`, `policies` or `service`.
     pub name: String,
     /// `ok`, `fail` or `unknown`.
     pub state: PathStepState,

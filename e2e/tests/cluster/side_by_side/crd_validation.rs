@@ -401,7 +401,8 @@ fn path_traces() -> Vec<Case> {
         ),
         Case(
             trace(json!({"address": "10.0.2.0/24"})),
-            "spec.target.address must be an address such as 10.0.2.4 or fd00:2::4, without prefix length",
+            "spec.target.address must be an address such as 10.0.2.4 or fd00:2::4, without prefix length, and none of \
+             loopback, link-local or multicast",
         ),
     ]
 }

@@ -129,7 +129,7 @@ fn a_tenant_asks_why_in_its_own_namespace_alone() {
 }
 
 #[test]
-fn a_question_of_two_targets_is_refused() {
+fn a_malformed_question_is_refused() {
     let cluster = &tenants().cluster;
     let admin = Actor::administrator(cluster).unwrap();
     let trace = |target: &Value| {
@@ -144,10 +144,24 @@ fn a_question_of_two_targets_is_refused() {
             "exactly one of pod, service and address",
         ),
         (json!({"address": "10.0.0.0/24"}), "without prefix length"),
+        (json!({"address": "127.0.0.1"}), "none of loopback"),
+        (json!({"address": "169.254.64.1"}), "none of loopback"),
+        (json!({"address": "224.0.0.1"}), "none of loopback"),
+        (json!({"address": "0.0.0.0"}), "none of loopback"),
+        (json!({"address": "ff02::1"}), "none of loopback"),
+        (json!({"pod": {"name": "b\u{1b}[31m"}}), "spec.target.pod.name"),
+        (
+            json!({"service": {"name": "b", "namespace": "b\nc"}}),
+            "spec.target.service.namespace",
+        ),
     ] {
         let answer = admin.write("create", &trace(&target), &[]);
         admin.is_refused("ask", answer, &[expected]);
     }
+    let mut endless = trace(&json!({"pod": {"name": "b"}}));
+    endless["metadata"]["finalizers"] = json!(["example.com/stay"]);
+    let answer = admin.write("create", &endless, &[]);
+    admin.is_refused("keep it by a finalizer", answer, &["metadata.finalizers"]);
     admin
         .write("create", &trace(&json!({"pod": {"name": "b"}})), &[])
         .unwrap();
