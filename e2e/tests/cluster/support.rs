@@ -226,8 +226,8 @@ pub fn delete(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
 }
 
 /// Deletes a namespace and waits until it is gone; a missing one is fine. Its pods, Services and Endpoints are deleted
-/// at once. Kubernetes would begin with them only after 5 s, and look again 8 s later, because Endpoints have finalizers
-/// (`namespaceDeletionGracePeriod` and `finalizerEstimateSeconds` in `pkg/controller/namespace`).
+/// at once. Kubernetes would begin with them only after 5 s, and look again 8 s later, because Endpoints have
+/// finalizers (`namespaceDeletionGracePeriod` and `finalizerEstimateSeconds` in `pkg/controller/namespace`).
 pub fn delete_namespace(cluster: &Cluster, name: &str) -> Result<()> {
     // From now on nothing new can be made there.
     cluster.kubectl(&["delete", "--ignore-not-found", "--wait=false", "namespace", name])?;
