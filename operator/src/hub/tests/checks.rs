@@ -42,8 +42,13 @@ fn checked(last: u8, failure: Option<CheckFailure>) -> Checked {
     }
 }
 
-fn say(hub: &Hub, droplet: &str, checked: &[Checked]) {
-    hub.note_checks(droplet, checked);
+/// Makes a hub with a front that the droplet `a` has the rows of; nobody fails.
+fn served() -> (Hub, UnboundedReceiver<OperatorMessage>) {
+    let (hub, _woken) = hub();
+    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
+    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
+    assert_eq!(fronts(&mut stream), [0]);
+    (hub, stream)
 }
 
 /// Returns the numbers of resting backends in each row of the front that waits on the stream.
@@ -59,14 +64,11 @@ fn fronts(stream: &mut UnboundedReceiver<OperatorMessage>) -> Vec<usize> {
 
 #[tokio::test(start_paused = true)]
 async fn rows_follow_checks_all_at_once() {
-    let (hub, _woken) = hub();
-    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
-    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
-    assert_eq!(fronts(&mut stream), [0]);
+    let (hub, mut stream) = served();
     for _ in 0..10 {
-        say(&hub, "a", &[checked(1, Some(CheckFailure::Refused))]);
-        say(&hub, "a", &[checked(1, None)]);
-        say(&hub, "b", &[checked(2, Some(CheckFailure::Timeout))]);
+        hub.note_checks("a", &[checked(1, Some(CheckFailure::Refused))]);
+        hub.note_checks("a", &[checked(1, None)]);
+        hub.note_checks("b", &[checked(2, Some(CheckFailure::Timeout))]);
     }
     assert_eq!(fronts(&mut stream), [0; 0]);
     hub.look_for_suspects();
@@ -77,21 +79,18 @@ async fn rows_follow_checks_all_at_once() {
         state: CheckState::Unspecified.into(),
         ..checked(2, None)
     };
-    say(&hub, "b", &[unknown]);
+    hub.note_checks("b", &[unknown]);
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [0]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_backend_that_alternates_changes_rows_seldom() {
-    let (hub, _woken) = hub();
-    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
-    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
-    assert_eq!(fronts(&mut stream), [0]);
+    let (hub, mut stream) = served();
     let mut changes = 0;
     for second in 0..60 {
         let failure = (second % 2 == 0).then_some(CheckFailure::Refused);
-        say(&hub, "a", &[checked(1, failure)]);
+        hub.note_checks("a", &[checked(1, failure)]);
         hub.look_for_suspects();
         let rows = fronts(&mut stream);
         if second == 0 {
@@ -105,37 +104,31 @@ async fn a_backend_that_alternates_changes_rows_seldom() {
 
 #[tokio::test(start_paused = true)]
 async fn a_droplet_is_heard_of_so_many_backends_a_second() {
-    let (hub, _woken) = hub();
-    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
-    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
-    assert_eq!(fronts(&mut stream), [0]);
+    let (hub, mut stream) = served();
     for _ in 0..4 {
-        say(&hub, "a", &vec![checked(9, None); MAX_CHECKS]);
+        hub.note_checks("a", &vec![checked(9, None); MAX_CHECKS]);
     }
-    say(&hub, "a", &[checked(1, Some(CheckFailure::Refused))]);
-    say(&hub, "b", &[checked(2, Some(CheckFailure::Timeout))]);
+    hub.note_checks("a", &[checked(1, Some(CheckFailure::Refused))]);
+    hub.note_checks("b", &[checked(2, Some(CheckFailure::Timeout))]);
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [1], "the other droplet's");
     tokio::time::advance(Duration::from_secs(1)).await;
-    say(&hub, "a", &[checked(1, Some(CheckFailure::Refused))]);
+    hub.note_checks("a", &[checked(1, Some(CheckFailure::Refused))]);
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [2]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn words_that_are_too_many_are_heard_in_turns() {
-    let (hub, _woken) = hub();
-    hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
-    let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
-    assert_eq!(fronts(&mut stream), [0]);
+    let (hub, mut stream) = served();
     for _ in 0..4 {
-        say(&hub, "a", &vec![checked(9, None); MAX_CHECKS]);
+        hub.note_checks("a", &vec![checked(9, None); MAX_CHECKS]);
     }
     let mut words = vec![checked(9, None); MAX_CHECKS];
     words[MAX_CHECKS - 1] = checked(1, Some(CheckFailure::Refused));
     for _ in 0..5 {
         tokio::time::advance(Duration::from_secs(1)).await;
-        say(&hub, "a", &words);
+        hub.note_checks("a", &words);
     }
     hub.look_for_suspects();
     assert_eq!(fronts(&mut stream), [1], "the last one, too");
@@ -163,7 +156,7 @@ async fn a_new_leader_hears_droplets_before_it_serves() {
     hub.hold_back(Duration::ZERO);
     hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
     let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
-    say(&hub, "a", &[checked(1, Some(CheckFailure::Status))]);
+    hub.note_checks("a", &[checked(1, Some(CheckFailure::Status))]);
     hub.look_for_suspects();
     assert!(hub.take_members().is_empty(), "other droplets are still to say");
     hub.serve();
