@@ -11,6 +11,7 @@ mod names;
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr};
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -467,18 +468,43 @@ impl Node {
     }
 }
 
-fn run(seed: u64) -> Seen {
+/// Plays a world with two lbaasds and the Vips, on a clock of its own. `begin` adds what else lives in it.
+fn play(
+    seed: u64,
+    (announce, length): (&'static str, Duration),
+    begin: impl FnOnce(&Arc<World>, &[Arc<Lbaasd>; 2], &mut JoinSet<()>),
+) -> Arc<World> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .unwrap();
     runtime.block_on(async {
-        let world = World::new(seed, "BGP");
+        let world = World::new(seed, announce);
         let lbaasds = [Lbaasd::new(&world), Lbaasd::new(&world)];
         let mut tasks = JoinSet::new();
         for lbaasd in &lbaasds {
             tasks.spawn(lbaasd.clone().live(world.clone()));
+        }
+        begin(&world, &lbaasds, &mut tasks);
+        tasks.spawn(vips(world.clone()));
+        tokio::select! {
+            () = sleep_until(world.start + length) => {}
+            ended = tasks.join_next() => panic!("seed {seed}: a task ended: {ended:?}"),
+        }
+        world
+    })
+}
+
+/// Returns the seeds of the schedules that are run.
+fn seeds() -> Range<u64> {
+    let schedules = std::env::var("THUBAN_SCHEDULES").unwrap_or_else(|_| "100".to_owned());
+    0..schedules.parse().unwrap()
+}
+
+fn run(seed: u64) -> Seen {
+    let world = play(seed, ("BGP", LENGTH), |world, lbaasds, tasks| {
+        for lbaasd in lbaasds {
             tasks.spawn(names::live(lbaasd.clone(), world.clone()));
         }
         for name in NODES {
@@ -494,20 +520,14 @@ fn run(seed: u64) -> Seen {
             tasks.spawn(node.live());
         }
         tasks.spawn(names::others(world.clone()));
-        tasks.spawn(vips(world.clone()));
-        tokio::select! {
-            () = sleep_until(world.start + LENGTH) => {}
-            ended = tasks.join_next() => panic!("seed {seed}: a task ended: {ended:?}"),
-        }
-        std::mem::take(&mut *world.seen.lock().unwrap())
-    })
+    });
+    std::mem::take(&mut *world.seen.lock().unwrap())
 }
 
 #[test]
 fn nobody_announces_an_address_for_another_than_its_holder() {
-    let schedules = std::env::var("THUBAN_SCHEDULES").unwrap_or_else(|_| "100".to_owned());
     let mut all = Seen::default();
-    for seed in 0..schedules.parse().unwrap() {
+    for seed in seeds() {
         let seen = run(seed);
         all.announced += seen.announced;
         all.released += seen.released;

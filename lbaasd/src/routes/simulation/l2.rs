@@ -17,10 +17,10 @@ use thuban_api::Vip;
 use thuban_api::routes::{Report, Serving};
 use thuban_speaker::l2::owned::Owned;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::api_server::{Fault, fault};
-use super::{ADDRESS, Lbaasd, NODES, World, vips};
+use super::{ADDRESS, Lbaasd, NODES, World, play, seeds};
 
 /// The seconds for which an answer counts. Requests to the API server take long here.
 pub const SECONDS: u32 = 60;
@@ -250,17 +250,8 @@ impl Node {
 }
 
 fn run(seed: u64) -> Seen {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_time()
-        .start_paused(true)
-        .build()
-        .unwrap();
-    runtime.block_on(async {
-        let world = World::new(seed, "L2");
-        let lbaasds = [Lbaasd::new(&world), Lbaasd::new(&world)];
-        let mut tasks = JoinSet::new();
-        for lbaasd in &lbaasds {
-            tasks.spawn(lbaasd.clone().live(world.clone()));
+    let world = play(seed, ("L2", LENGTH), |world, lbaasds, tasks| {
+        for lbaasd in lbaasds {
             tasks.spawn(look(lbaasd.clone(), world.clone()));
         }
         for name in NODES {
@@ -274,20 +265,14 @@ fn run(seed: u64) -> Seen {
             };
             tasks.spawn(node.live());
         }
-        tasks.spawn(vips(world.clone()));
-        tokio::select! {
-            () = sleep_until(world.start + LENGTH) => {}
-            ended = tasks.join_next() => panic!("seed {seed}: a task ended: {ended:?}"),
-        }
-        *world.l2.seen.lock().unwrap()
-    })
+    });
+    *world.l2.seen.lock().unwrap()
 }
 
 #[test]
 fn one_node_at_most_answers_for_an_address_of_l2() {
-    let schedules = std::env::var("THUBAN_SCHEDULES").unwrap_or_else(|_| "100".to_owned());
     let mut all = Seen::default();
-    for seed in 0..schedules.parse().unwrap() {
+    for seed in seeds() {
         let seen = run(seed);
         all.takeovers += seen.takeovers;
         all.given_up += seen.given_up;
