@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use thuban_api::{Droplet, Endpoint, Vpc};
+use thuban_common::packet::ipv4::protocol_word;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use crate::arguments::{Format, Trace};
@@ -273,14 +274,8 @@ fn denied_by(denier: &Value) -> Option<String> {
 }
 
 fn protocol(number: u64) -> String {
-    match number {
-        1 => "icmp".to_owned(),
-        6 => "tcp".to_owned(),
-        17 => "udp".to_owned(),
-        58 => "icmpv6".to_owned(),
-        132 => "sctp".to_owned(),
-        number => format!("protocol {number}"),
-    }
+    let word = u8::try_from(number).ok().and_then(protocol_word);
+    word.map_or_else(|| format!("protocol {number}"), str::to_owned)
 }
 
 #[cfg(test)]

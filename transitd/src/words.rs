@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use serde_json::{Value, json};
-use thuban_common::packet::ipv4::{SCTP, TCP, UDP};
+use thuban_common::packet::ipv4::{SCTP, TCP, UDP, protocol_word};
 use thuban_common::tables::Address;
 
 use crate::program::policy::Denier;
@@ -30,14 +30,7 @@ pub fn ports(protocol: u8, ports: [u16; 2]) -> [u16; 2] {
 }
 
 pub fn protocol(number: u8) -> String {
-    match number {
-        1 => "icmp".to_owned(),
-        6 => "tcp".to_owned(),
-        17 => "udp".to_owned(),
-        58 => "icmpv6".to_owned(),
-        132 => "sctp".to_owned(),
-        number => format!("protocol {number}"),
-    }
+    protocol_word(number).map_or_else(|| format!("protocol {number}"), str::to_owned)
 }
 
 /// Returns who denies, as JSON. `denier`: `None` if the daemon gives no answer. `set`: the id of the set.

@@ -1,6 +1,6 @@
 //! IPv4 (RFC 791).
 
-use super::{Header, bytes4, checksum, words2};
+use super::{Header, bytes4, checksum, ipv6::ICMPV6, words2};
 use crate::tables::Address;
 
 /// Bytes of the header without options.
@@ -11,6 +11,18 @@ pub const ICMP: u8 = 1;
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const SCTP: u8 = 132;
+
+/// Returns the name of a protocol in the words of the verbs that print packets.
+pub const fn protocol_word(number: u8) -> Option<&'static str> {
+    Some(match number {
+        ICMP => "icmp",
+        TCP => "tcp",
+        UDP => "udp",
+        ICMPV6 => "icmpv6",
+        SCTP => "sctp",
+        _ => return None,
+    })
+}
 
 /// The first 20 bytes as raw words.
 #[repr(C)]
