@@ -14,19 +14,21 @@ use anyhow::{Context, Result, bail};
 use thuban_cluster::Cluster;
 
 use crate::{
-    build::{self, root},
+    build::{self, Profile, root},
     cluster, diagnostics,
     install::{self, provisioned, wait},
-    machine,
+    machine::{self, KERNEL, Needs},
 };
 use pods::{Pod, Wanted};
 
 const NAME: &str = build::DEMO;
-/// What a first run needs, in GiB: builds and images on disk, three nodes and a control plane in memory.
-const DISK: u64 = 15;
-const MEMORY: u64 = 6;
-/// The oldest kernel (docs/guide/install.md).
-const KERNEL: (u32, u32) = (6, 6);
+/// Builds and images on disk, three nodes and a control plane in memory.
+const NEEDS: Needs = Needs {
+    profile: Profile::Demo,
+    disk: 15,
+    memory: 6,
+    kernel: KERNEL,
+};
 /// Networks and their VPCs, as in `e2e/demo/`.
 const NETWORKS: [(&str, &str); 5] = [
     ("red-web", "red"),
@@ -43,7 +45,7 @@ fn begin() -> Result<()> {
          whom. On two cores it takes about 15 minutes the first time, most of it for builds, and about 2 later."
     );
     let is_up = Cluster::named(NAME).is_ok();
-    machine::check(DISK, MEMORY, KERNEL, is_up)?;
+    machine::check(&NEEDS, is_up)?;
     build::demo()
 }
 

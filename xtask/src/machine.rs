@@ -8,9 +8,30 @@ use crate::build::{Profile, root};
 
 const GIB: u64 = 1 << 30;
 
+/// The oldest kernel that Thuban runs on (docs/guide/install.md).
+pub const KERNEL: (u32, u32) = (6, 6);
+
+/// What a command needs of a machine.
+pub struct Needs {
+    /// What it builds. Only a first build needs the disk.
+    pub profile: Profile,
+    /// GiB that are free before the first build.
+    pub disk: u64,
+    /// GiB that are free before its clusters are up.
+    pub memory: u64,
+    /// The oldest kernel.
+    pub kernel: (u32, u32),
+}
+
 /// Fails if this machine lacks something: root, a kernel, memory, or space for a first build. All that is missing is
 /// named at once. `is_up`: the cluster has its memory already.
-pub fn check(disk: u64, memory: u64, kernel: (u32, u32), is_up: bool) -> Result<()> {
+pub fn check(needs: &Needs, is_up: bool) -> Result<()> {
+    let Needs {
+        profile,
+        disk,
+        memory,
+        kernel,
+    } = *needs;
     let mut missing = Vec::new();
     if !nix::unistd::geteuid().is_root() {
         missing.push("root: run the command with sudo".to_owned());
@@ -28,7 +49,7 @@ pub fn check(disk: u64, memory: u64, kernel: (u32, u32), is_up: bool) -> Result<
         missing.push(format!("{memory} GiB of free memory: {:.1} are free", gib(own)));
     }
     // A later run needs little more than is there.
-    let is_first = !Profile::Demo.images().join("operator.tar").exists();
+    let is_first = !profile.images().join("operator.tar").exists();
     let free = free(&root())?;
     if is_first && free < disk * GIB {
         missing.push(format!(
@@ -68,7 +89,8 @@ fn free(folder: &Path) -> Result<u64> {
 
 #[cfg(test)]
 mod tests {
-    use super::{available, version};
+    use super::{Needs, available, version};
+    use crate::build::Profile;
 
     #[test]
     fn kernels_and_memory_are_read() {
@@ -82,9 +104,13 @@ mod tests {
 
     #[test]
     fn all_that_is_missing_is_named_at_once() {
-        let error = super::check(1 << 30, 1 << 20, (99, 0), false)
-            .unwrap_err()
-            .to_string();
+        let needs = Needs {
+            profile: Profile::Demo,
+            disk: 1 << 30,
+            memory: 1 << 20,
+            kernel: (99, 0),
+        };
+        let error = super::check(&needs, false).unwrap_err().to_string();
         for what in ["Linux 99.0", "GiB of free memory"] {
             assert!(error.contains(what), "{error}");
         }

@@ -76,7 +76,7 @@ fn exchange(from: &Pod, backend: &Pod) -> Result<()> {
         for size in [1, 1400, 8000] {
             ensure!(
                 echo_udp_by(client, server, BACKEND_PORT, seen, size)?,
-                "{size} bytes of UDP by {service}"
+                "waited for the echo of {size} bytes of UDP by {service}"
             );
         }
         let time = transfer_by(client, server, BACKEND_PORT, seen, BULK)

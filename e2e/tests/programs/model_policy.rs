@@ -8,7 +8,7 @@ use thuban_common::{
 
 use crate::{
     model::{Local, Model, Packet, Refusal, attached},
-    rows::ATTACHED,
+    rows::{ATTACHED, ingress_set},
     world::Hook,
 };
 
@@ -33,9 +33,11 @@ impl Model {
         if stamp.flags & STAMP_REPLY != 0 && !opens {
             return Ok(true);
         }
-        let is_known = ATTACHED
-            .iter()
-            .any(|endpoint| endpoint.vni == vni && endpoint.stamp().egress_set == stamp.egress_set);
+        // A set knows no direction: a broken stamp may name the ingress set of an endpoint, which allows it, too.
+        let is_known = ATTACHED.iter().any(|endpoint| {
+            let own = endpoint.stamp();
+            endpoint.vni == vni && [own.egress_set, ingress_set(own)].contains(&stamp.egress_set)
+        });
         if stamp.egress_set != 0 && !is_known {
             return Err(Counter::PolicyEgress);
         }

@@ -52,6 +52,11 @@ pub struct Endpoint {
     pub v6: Ipv6Addr,
 }
 
+/// Returns the ingress set of the endpoint with this stamp, 0 for none.
+pub const fn ingress_set(stamp: Stamp) -> u32 {
+    stamp.flags as u32
+}
+
 impl Endpoint {
     pub const fn mac(self) -> [u8; 6] {
         [2, 0, 0, 0, 0, 100 + self.index]

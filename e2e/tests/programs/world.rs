@@ -22,7 +22,7 @@ use thuban_e2e::{
 
 use crate::rows::{
     ASKED, ATTACHED, BOUNCED, DROPLETS, Endpoint, HERE, INTERFACES, LOCAL_MAC, LOCALS, MTU, REMOTES, SECRET,
-    SUBNETS, VPCS,
+    SUBNETS, VPCS, ingress_set,
 };
 
 pub const UPLINK_MAC: [u8; 6] = [2, 1, 1, 1, 1, 1];
@@ -132,7 +132,7 @@ impl World {
                 flags: 0,
                 outer_dscp: 0,
                 class: stamp.class,
-                ingress_set: u32::from(stamp.flags),
+                ingress_set: ingress_set(stamp),
                 egress_set: stamp.egress_set,
             };
             self.programs.insert("ATTACHMENTS", interface, attachment)?;

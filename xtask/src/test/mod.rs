@@ -33,8 +33,9 @@ use self::{
 use crate::{
     alerts,
     build::{self, Profile, step},
-    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers, manifests, otlp,
-    publish, removal,
+    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers,
+    machine::{KERNEL, Needs},
+    manifests, otlp, publish, removal,
 };
 
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
@@ -56,6 +57,13 @@ const SIMULATOR: &str = "simulator";
 /// Needs an etcd and CoreDNS, and no cluster.
 const NAMES: &str = "dns";
 const GROUPS: [&str; 6] = ["check", "unit", SIMULATOR, "programs", "netns", "e2e"];
+/// Builds and images on disk, two clusters in memory.
+const NEEDS: Needs = Needs {
+    profile: Profile::Test,
+    disk: 25,
+    memory: 10,
+    kernel: KERNEL,
+};
 /// Schedules of the simulator: first some 200 chosen seeds (`operator/tests/simulator/chosen.txt`), then those from 1
 /// on. `cargo xtask soak --only simulator` runs more of them.
 pub const SCHEDULES: u64 = 1_200;
@@ -70,6 +78,9 @@ pub fn run(only: Option<&str>, schedules: u64, is_strict: bool) -> Result<ExitCo
     }
     if !nix::unistd::geteuid().is_root() {
         bail!("the tests make network namespaces, load eBPF programs and start a cluster: run them as root");
+    }
+    if only.is_none() {
+        crate::machine::check(&NEEDS, false)?;
     }
     let mut times = Times::default();
     times.stage("packages of the system", |_| deps::ensure())?;
