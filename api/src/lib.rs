@@ -116,7 +116,7 @@ pub const DEFAULT_NAME: &str = "default";
 pub const DEFAULT_ROLES: u32 = 2;
 /// Namespace of Thuban's own processes where nothing else is said.
 pub const SYSTEM_NAMESPACE: &str = "thuban-system";
-/// Namespace of the droplets' heartbeat Leases.
+/// Namespace of the heartbeat Leases that droplets had once. It goes with the next version.
 pub const HEARTBEAT_NAMESPACE: &str = "thuban-heartbeats";
 /// Lease of the leading operator, with the three annotations below.
 pub const OPERATOR_LEASE: &str = "thuban-operator";

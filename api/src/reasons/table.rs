@@ -171,7 +171,7 @@ super::reasons! {
         "transitd has had no stream to the operator for 10 s, or has not acknowledged a row for 60 s"
         => "look at the log of transitd on the node, and at TCP 6082 from the node to the operator";
     "NotReady", "Droplet":
-        "transitd has neither a stream to the operator nor a heartbeat"
+        "transitd has no stream to the operator, and the Node's condition Ready is Unknown"
         => "look at the node; if it is gone for good, delete the Node";
     "OutOfService", "Droplet":
         "its Node has the taint node.kubernetes.io/out-of-service: all that was on it counts as gone"

@@ -23,7 +23,6 @@ use crate::controller::cache::stores::Stores;
 use crate::controller::policy_state;
 use crate::controller::runtime::clocks::Clocks;
 use crate::controller::runtime::events::Events;
-use crate::controller::runtime::heartbeat::Heartbeats;
 use crate::controller::runtime::objects::Object;
 use crate::controller::runtime::waits::Waits;
 use crate::hub::{Health, Hub};
@@ -92,7 +91,6 @@ pub struct Context {
     pub path_traces: PathTraces,
     /// The rate limit of writes that only update numbers in statuses.
     pub counts: RateLimit,
-    pub heartbeats: Heartbeats,
     pub clocks: Clocks,
     pub last_seen: LastSeen,
 }
@@ -123,7 +121,6 @@ impl Context {
             policies_told: PoliciesTold::default(),
             path_traces: PathTraces::default(),
             counts: RateLimit::new(COUNTS_A_SECOND, COUNTS_AT_ONCE),
-            heartbeats: Heartbeats::default(),
             clocks: Clocks::default(),
             last_seen: LastSeen::default(),
         }

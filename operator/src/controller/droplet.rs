@@ -14,19 +14,18 @@ use thuban_rows::is_unicast6;
 use crate::controller::context::Context;
 use crate::controller::endpoint::host;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::heartbeat::HEARTBEAT_TIMEOUT;
 use crate::controller::runtime::objects::{WriteError, condition, list, owner, update, update_status};
 use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
-use crate::model::cached::internal_ips;
+use crate::model::cached::{internal_ips, is_node_lost};
 use crate::model::droplet::is_accepted;
 use crate::model::validation::parse;
 
 /// The reason and message of a droplet that is not used.
 type Refusal = (&'static str, String);
 
-/// How long the operator waits between two looks at the heartbeat of a droplet without a stream.
-const HEARTBEAT_RETRY: Duration = Duration::from_secs(5);
+/// How long the operator waits between two looks at a droplet without a stream. They cost no request.
+const LOST_RETRY: Duration = Duration::from_secs(5);
 /// The taint that a person sets on the Node of a machine that is certainly switched off.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
@@ -63,7 +62,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
         status.phase = Phase::Provisioned;
         status.address = Some(droplet.spec.ip.clone());
     }
-    let (state, action) = listen(&name, &node, &context).await?;
+    let (state, action) = judge_health(context.hub.health(&name), &node);
     let is_changed = state.is_some_and(|state| set(&mut status.conditions, state.condition(generation)));
     let roles = context.hub.read(|world| world.roles_on(&name));
     status.roles = roles.into_iter().map(|(_, role)| role).collect();
@@ -94,7 +93,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     } else {
         None
     };
-    // A heartbeat is looked at more often.
+    // A droplet without a stream is looked at more often.
     Ok(if action == Action::await_change() {
         denied.unwrap_or(action)
     } else {
@@ -108,7 +107,7 @@ enum State {
     Connected,
     /// No stream, or it acks too late: its roles move.
     Suspect,
-    /// Neither stream nor heartbeat: direct paths to it end.
+    /// No stream, and Kubernetes has lost its node, too: direct paths to it end.
     NotReady,
     /// A person says that the machine is switched off: the droplet is treated as deleted.
     OutOfService,
@@ -120,13 +119,13 @@ impl State {
             Self::Connected => ("Connected", "transitd is connected to the operator"),
             Self::Suspect => (
                 "Suspect",
-                "transitd has had no stream to the operator for 10 s, or has not acknowledged a row for 60 s; its \
-                 heartbeat goes on. Roles move to other droplets. Look at transitd's log on the node",
+                "transitd has had no stream to the operator for 10 s, or has not acknowledged a row for 60 s; \
+                 Kubernetes has not lost the node. Roles move to other droplets. Look at transitd's log on the node",
             ),
             Self::NotReady => (
                 "NotReady",
-                "transitd has neither a stream to the operator nor a heartbeat. Roles move to other droplets, and \
-                 direct paths to this one end. Look at the node",
+                "transitd has no stream to the operator, and Kubernetes has lost the node (its condition Ready is \
+                 Unknown). Roles move to other droplets, and direct paths to this one end. Look at the node",
             ),
             Self::OutOfService => (
                 "OutOfService",
@@ -142,33 +141,18 @@ impl State {
     }
 }
 
-/// Returns the droplet's state, if there is a verdict, and when to look again.
-async fn listen(
-    name: &str,
-    node: &Node,
-    context: &Context,
-) -> Result<(Option<State>, Action), ReconcileError> {
-    let health = context.hub.health(name);
-    if health == Health::Connected {
-        context.heartbeats.forget(name);
-        return Ok((Some(State::Connected), Action::await_change()));
+/// Returns the droplet's state, if there is a verdict, and when to look again. The stream is the first witness, the
+/// Node the second one.
+fn judge_health(health: Health, node: &Node) -> (Option<State>, Action) {
+    match health {
+        Health::Connected => (Some(State::Connected), Action::await_change()),
+        Health::Missing(_) | Health::Suspect if is_out_of_service(node) => {
+            (Some(State::OutOfService), Action::requeue(LOST_RETRY))
+        }
+        Health::Missing(left) => (None, Action::requeue(left)),
+        Health::Suspect if is_node_lost(node) => (Some(State::NotReady), Action::requeue(LOST_RETRY)),
+        Health::Suspect => (Some(State::Suspect), Action::requeue(LOST_RETRY)),
     }
-    if is_out_of_service(node) {
-        return Ok((Some(State::OutOfService), Action::requeue(HEARTBEAT_RETRY)));
-    }
-    if let Health::Missing(left) = health {
-        return Ok((None, Action::requeue(left)));
-    }
-    let stopped = context
-        .heartbeats
-        .stopped_for(context.client.clone(), name)
-        .await?;
-    let state = if stopped >= HEARTBEAT_TIMEOUT {
-        State::NotReady
-    } else {
-        State::Suspect
-    };
-    Ok((Some(state), Action::requeue(HEARTBEAT_RETRY)))
 }
 
 fn is_out_of_service(node: &Node) -> bool {
@@ -300,4 +284,56 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{Action, Duration, Health, LOST_RETRY, Node, OUT_OF_SERVICE, State, judge_health};
+
+    fn node(ready: Option<&str>, taint: &str) -> Node {
+        let conditions = ready.map(|ready| json!([{"type": "Ready", "status": ready}]));
+        serde_json::from_value(json!({
+            "metadata": {"name": "a"},
+            "spec": {"taints": [{"key": taint, "effect": "NoExecute"}]},
+            "status": {"conditions": conditions},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn only_two_witnesses_make_a_droplet_not_ready() {
+        let left = Duration::from_secs(3);
+        let judged = |health, ready| judge_health(health, &node(ready, "other")).0;
+        for ready in [None, Some("True"), Some("False"), Some("Unknown")] {
+            assert_eq!(
+                judged(Health::Connected, ready),
+                Some(State::Connected),
+                "{ready:?}"
+            );
+            assert_eq!(judged(Health::Missing(left), ready), None, "{ready:?}");
+        }
+        for ready in [None, Some("True"), Some("False")] {
+            assert_eq!(judged(Health::Suspect, ready), Some(State::Suspect), "{ready:?}");
+        }
+        assert_eq!(judged(Health::Suspect, Some("Unknown")), Some(State::NotReady));
+    }
+
+    #[test]
+    fn a_person_is_believed_unless_there_is_a_stream() {
+        let judged = |health| judge_health(health, &node(Some("Unknown"), OUT_OF_SERVICE)).0;
+        assert_eq!(judged(Health::Connected), Some(State::Connected));
+        assert_eq!(judged(Health::Missing(LOST_RETRY)), Some(State::OutOfService));
+        assert_eq!(judged(Health::Suspect), Some(State::OutOfService));
+    }
+
+    #[test]
+    fn a_droplet_without_a_stream_is_looked_at_again() {
+        let left = Duration::from_secs(3);
+        let action = |health| judge_health(health, &node(Some("True"), "other")).1;
+        assert_eq!(action(Health::Connected), Action::await_change());
+        assert_eq!(action(Health::Missing(left)), Action::requeue(left));
+        assert_eq!(action(Health::Suspect), Action::requeue(LOST_RETRY));
+    }
 }

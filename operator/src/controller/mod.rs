@@ -21,7 +21,6 @@ mod denial;
 mod droplet;
 mod dropped;
 mod endpoint;
-mod heartbeat_owners;
 mod kinds;
 mod network;
 mod network_policy;

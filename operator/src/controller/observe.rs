@@ -404,9 +404,12 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
         Change::Gone(droplet) => {
             denial::forget(&**droplet, context);
             let name = droplet.name_any();
-            // The droplet's transitd registers it again: pods must not suffer from an accidental deletion.
+            // Pods must not suffer from an accidental deletion. The droplet's transitd looks at its Droplet when it has
+            // a new stream, and makes it again.
             let is_alive = context.node(&name).is_some() && context.hub.is_connected(&name);
-            if !is_alive {
+            if is_alive {
+                context.hub.end_stream(&name);
+            } else {
                 forget_droplet(context, &name);
             }
             return;

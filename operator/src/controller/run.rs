@@ -24,8 +24,8 @@ use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
 use crate::controller::{
-    attach, claim, cluster_network_policy, droplet, dropped, heartbeat_owners, network, network_policy,
-    observe, path_trace, policy_state, role, service, vip_members, vni_claim, vpc,
+    attach, claim, cluster_network_policy, droplet, dropped, network, network_policy, observe, path_trace,
+    policy_state, role, service, vip_members, vni_claim, vpc,
 };
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
@@ -156,7 +156,6 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(resync(stores.pods.clone(), hub.triggers.pods.clone()));
     tasks.spawn(resync(stores.endpoints.clone(), hub.triggers.endpoints.clone()));
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
-    tasks.spawn(heartbeat_owners::tend(context.clone()));
     tasks.spawn(dropped::tell(context.clone()));
     tasks.spawn(vip_members::write(context.clone()));
     tasks.spawn(serve_when_adopted(context));

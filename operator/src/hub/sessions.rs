@@ -157,6 +157,11 @@ impl Hub {
         }
     }
 
+    /// Ends a droplet's stream, whoever holds it: the droplet dials again.
+    pub fn end_stream(&self, droplet: &str) {
+        self.lock().senders.remove(droplet);
+    }
+
     /// Ends a droplet's stream, whoever holds it, and forgets the droplet's reports: nothing lives there any more.
     pub fn forget(&self, droplet: &str) {
         let state = &mut *self.lock();

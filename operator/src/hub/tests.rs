@@ -355,6 +355,19 @@ fn load_is_what_droplets_said_last_and_goes_with_their_stream() {
 }
 
 #[test]
+fn a_stream_that_is_ended_takes_nothing_with_it() {
+    let (hub, _woken) = hub();
+    let (id, mut stream) = hub.open("c", &[attachment()], &[], Kinds::all());
+    assert!(received(&mut stream)[0].snapshot && !stream.is_closed());
+    hub.end_stream("c");
+    assert!(stream.is_closed(), "the stream's server hears of it");
+    hub.close("c", id);
+    assert!(is_live(&hub, ""), "its attachments still count");
+    let (_, mut next) = hub.open("c", &[attachment()], &[], Kinds::all());
+    assert!(received(&mut next)[0].snapshot);
+}
+
+#[test]
 fn what_a_droplet_said_goes_with_it() {
     let (hub, _woken) = hub();
     let (_, _stream) = hub.open("c", &[attachment()], &[], Kinds::all());

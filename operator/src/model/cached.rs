@@ -16,6 +16,8 @@ use super::policy::Profile;
 
 /// The annotation of a static pod's mirror with the UID that kubelet tells the CNI plugin.
 const MIRROR: &str = "kubernetes.io/config.mirror";
+/// The condition of a Node that says whether its kubelet reports.
+pub const READY: &str = "Ready";
 
 /// A pod, reduced to the fields that are read: the whole type takes 2.5 KiB even when nearly empty.
 #[derive(Clone, Debug, Default, Deserialize, Resource, Serialize)]
@@ -165,6 +167,17 @@ pub fn internal_ips(node: &Node) -> Vec<IpAddr> {
     internal
         .filter_map(|address| address.address.parse().ok())
         .collect()
+}
+
+/// Whether Kubernetes has lost the node: kubelet has not renewed its Lease for so long that the node lifecycle
+/// controller says `Unknown`. A node that is `False` says so itself, so it lives.
+pub fn is_node_lost(node: &Node) -> bool {
+    let conditions = node
+        .status
+        .as_ref()
+        .and_then(|status| status.conditions.as_deref());
+    let mut ready = conditions.unwrap_or_default().iter();
+    ready.any(|condition| condition.type_ == READY && condition.status == "Unknown")
 }
 
 #[cfg(test)]

@@ -2,16 +2,21 @@
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use thuban_proto::transit::Attachment;
 
 use crate::droplet::{self, Droplet, Report};
-use crate::heartbeats;
 use crate::kind::Kind;
 use crate::placement::{PREFERENCE, ZONE};
 use crate::simulation::{Simulation, State};
 use crate::store::{Preconditions, is_deleting, text};
+
+/// How often kubelets say that they live. Kubernetes' default.
+const REPORT_EVERY: Duration = Duration::from_secs(10);
+/// How long the node lifecycle controller waits for a kubelet. Kubernetes' former default.
+const REPORT_GRACE: Duration = Duration::from_secs(40);
 
 pub fn droplet_object(name: &str, address: Ipv4Addr) -> Value {
     json!({
@@ -36,7 +41,10 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
         let node = json!({
             "metadata": {"labels": labels},
             "spec": {},
-            "status": {"addresses": [{"type": "InternalIP", "address": address.to_string()}]},
+            "status": {
+                "addresses": [{"type": "InternalIP", "address": address.to_string()}],
+                "conditions": ready("True"),
+            },
         });
         let droplet = droplet_object(&name, address);
         let _ = state.store.create(Kind::Node, "", &name, node);
@@ -45,14 +53,56 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
         state
             .droplets
             .insert(name.clone(), Droplet::new(&name, incarnation, address));
-        heartbeats::begin(state, &name);
         true
     });
     if is_new {
         let incarnation = simulation.lock().droplets[&name].incarnation;
         tokio::spawn(droplet::live(simulation.clone(), name.clone(), incarnation));
-        tokio::spawn(droplet::register(simulation.clone(), name.clone(), incarnation));
+        tokio::spawn(droplet::keep_registered(
+            simulation.clone(),
+            name.clone(),
+            incarnation,
+        ));
+        tokio::spawn(report_ready(simulation.clone(), name.clone(), incarnation));
         tokio::spawn(kubelet(simulation.clone(), name, incarnation));
+    }
+}
+
+fn ready(status: &str) -> Value {
+    json!([{"type": "Ready", "status": status}])
+}
+
+/// Writes whether a Node is Ready: its kubelet says so while the machine is on, and the node lifecycle controller says
+/// that it does not know once kubelet has been silent for long.
+async fn report_ready(simulation: Arc<Simulation>, name: String, incarnation: u64) {
+    let mut heard = simulation.lock().elapsed();
+    loop {
+        tokio::time::sleep(REPORT_EVERY).await;
+        let lives = simulation.with(|state| {
+            let now = state.elapsed();
+            let droplet = state.droplets.get(&name);
+            let Some(droplet) = droplet.filter(|droplet| droplet.incarnation == incarnation) else {
+                return false;
+            };
+            if droplet.is_on && !droplet.is_kubelet_away {
+                heard = now;
+            }
+            let silent = now.saturating_sub(heard);
+            let status = if silent.is_zero() {
+                "True"
+            } else if silent >= REPORT_GRACE {
+                "Unknown"
+            } else {
+                return true;
+            };
+            state.store.edit(Kind::Node, "", &name, |node| {
+                node["status"]["conditions"] = ready(status);
+            });
+            true
+        });
+        if !lives {
+            return;
+        }
     }
 }
 
@@ -68,11 +118,6 @@ pub fn power(state: &mut State, name: &str, is_on: bool) {
     droplet.attachments.clear();
     droplet.subscriptions.clear();
     droplet.since = now;
-    if is_on {
-        droplet.is_heart_beating = true;
-    } else {
-        droplet.stop_heart(now);
-    }
     droplet.is_on = is_on;
     state.note(|| format!("node {name} is {}", if is_on { "started again" } else { "off" }));
 }
@@ -87,7 +132,6 @@ pub fn remove_node(state: &mut State, name: &str) {
         .value(Kind::Droplet, "", name)
         .is_some_and(|droplet| droplet.pointer("/metadata/ownerReferences/0").is_some());
     state.store.purge(Kind::Node, "", name);
-    heartbeats::collect(state);
     if !is_owned {
         let _ = state
             .store

@@ -36,7 +36,6 @@ pub async fn end_faults(simulation: &Arc<Simulation>) {
         for droplet in state.droplets.values_mut() {
             droplet.is_reachable = true;
             droplet.is_on = true;
-            droplet.is_heart_beating = true;
             droplet.manner = Manner::Honest;
         }
         let youngest = state.epoch;
@@ -146,7 +145,6 @@ fn verdict(state: &State) -> Result<(), String> {
     if let Some((name, _)) = droplets.find(|(name, _)| !state.droplets.contains_key(*name)) {
         return Err(format!("droplet {name} outlives its node"));
     }
-    heartbeats(state)?;
     parents(state)?;
     endpoints(state)?;
     claims(state)?;
@@ -155,19 +153,6 @@ fn verdict(state: &State) -> Result<(), String> {
     services::verdict(state)?;
     policies::verdict(state)?;
     walk::everything(state)
-}
-
-/// Checks that every heartbeat's Lease goes with its node.
-fn heartbeats(state: &State) -> Result<(), String> {
-    for (name, owners) in &state.heartbeats {
-        if !state.droplets.contains_key(name) {
-            return Err(format!("the heartbeat of {name} outlives its node"));
-        }
-        if owners.is_null() {
-            return Err(format!("the heartbeat of {name} has no owner"));
-        }
-    }
-    Ok(())
 }
 
 /// Whether nothing of a network is in force, because another network has a range that it asks for.

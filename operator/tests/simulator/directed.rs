@@ -12,7 +12,7 @@ mod denied;
 mod dropped;
 mod forged;
 mod full;
-mod heartbeats;
+mod lost;
 mod overlapping;
 mod policies;
 mod policy_ids;

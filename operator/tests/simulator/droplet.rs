@@ -16,7 +16,6 @@ use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use crate::heartbeats;
 use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
@@ -25,6 +24,8 @@ use crate::tables::{Refused, Slot, Tables, number};
 
 /// How often a droplet's stream is looked at, as the stream server does every few seconds.
 const LOOK: Duration = Duration::from_secs(1);
+/// How often transitd looks at its Droplet while it has no stream.
+const REGISTER_EVERY: Duration = Duration::from_secs(10);
 /// How long a slow droplet takes for each ack of a program: less than the operator waits for an ack.
 const SLOWNESS: Duration = Duration::from_secs(59);
 /// How long a relapsing droplet takes for the ack of its program.
@@ -83,10 +84,8 @@ pub struct Droplet {
     pub is_reachable: bool,
     /// Rows of endpoints that it refuses, the next that come, as if another VPC's endpoint here had the address.
     pub refusals: usize,
-    /// Kubelet hears of no pod, and ends none.
+    /// The API server is out of the node's reach: kubelet hears of no pod, ends none, and does not say that it lives.
     pub is_kubelet_away: bool,
-    pub is_heart_beating: bool,
-    beats: u64,
     highest_epoch: u64,
     pub tables: Tables,
     /// The kinds of rows that its transitd understands.
@@ -116,8 +115,6 @@ impl Droplet {
             is_reachable: true,
             refusals: 0,
             is_kubelet_away: false,
-            is_heart_beating: true,
-            beats: 0,
             highest_epoch: 0,
             tables: Tables::default(),
             kinds: Kinds::all(),
@@ -131,20 +128,6 @@ impl Droplet {
             owes: false,
             containers: 0,
         }
-    }
-
-    /// Returns the number of heartbeats so far.
-    pub fn beats(&self, now: Duration) -> u64 {
-        if self.is_on && self.is_heart_beating {
-            now.as_secs() / 10
-        } else {
-            self.beats
-        }
-    }
-
-    pub fn stop_heart(&mut self, now: Duration) {
-        self.beats = self.beats(now);
-        self.is_heart_beating = false;
     }
 
     pub fn report(&self, report: Report) {
@@ -201,28 +184,32 @@ pub async fn live(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     }
 }
 
-/// Makes a Droplet and a heartbeat again that somebody deleted, as transitd does with each heartbeat.
-pub async fn register(simulation: Arc<Simulation>, name: String, incarnation: u64) {
+/// Looks after the Droplet while there is no stream, as transitd does.
+pub async fn keep_registered(simulation: Arc<Simulation>, name: String, incarnation: u64) {
     loop {
-        tokio::time::sleep(Duration::from_secs(10)).await;
+        sleep(REGISTER_EVERY).await;
         let lives = simulation.with(|state| {
             let droplet = state.droplets.get(&name);
             let Some(droplet) = droplet.filter(|droplet| droplet.incarnation == incarnation) else {
                 return false;
             };
-            if droplet.is_on && droplet.is_heart_beating {
-                heartbeats::begin(state, &name);
-            }
-            let droplet = &state.droplets[&name];
-            if droplet.is_on && state.store.get(Kind::Droplet, "", &name).is_none() {
-                let object = crate::cluster::droplet_object(&name, droplet.address);
-                let _ = state.store.create(Kind::Droplet, "", &name, object);
+            if droplet.is_on && droplet.stream.is_none() && !droplet.is_kubelet_away {
+                register(state, &name);
             }
             true
         });
         if !lives {
             return;
         }
+    }
+}
+
+/// Makes a Droplet again that somebody deleted.
+fn register(state: &mut State, name: &str) {
+    let address = state.droplets[name].address;
+    if state.store.get(Kind::Droplet, "", name).is_none() {
+        let object = crate::cluster::droplet_object(name, address);
+        let _ = state.store.create(Kind::Droplet, "", name, object);
     }
 }
 
@@ -537,10 +524,11 @@ fn apply(
         }
         droplet.highest_epoch = program.epoch;
         droplet.is_applied = true;
+        let is_snapshot = program.snapshot;
         let line = format!(
             "{name} applies {}{} of epoch {}: {} rows, {} deletes",
             program.sequence,
-            if program.snapshot { " (snapshot)" } else { "" },
+            if is_snapshot { " (snapshot)" } else { "" },
             program.epoch,
             program.upserts.len(),
             program.deletes.len()
@@ -569,6 +557,9 @@ fn apply(
         state.note(|| line);
         if let Some(slot) = foreign {
             state.violation(format!("{name} was sent {slot:?}, which it does not understand"));
+        }
+        if is_snapshot {
+            register(state, name);
         }
         invariants::after_apply(state, name);
         Some(refused)

@@ -26,7 +26,6 @@ mod deletions;
 mod directed;
 mod droplet;
 mod faults;
-mod heartbeats;
 mod invariants;
 mod kind;
 mod operators;

@@ -19,7 +19,6 @@ use serde_json::{Value, json};
 use thuban_api::SYSTEM_NAMESPACE;
 use tokio::time::{Instant, sleep};
 
-use crate::heartbeats;
 use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::simulation::{Simulation, State};
@@ -66,8 +65,6 @@ enum Target {
     },
     /// An event in this namespace.
     Event(String),
-    /// A heartbeat's Lease of this name; empty: all of them.
-    Lease(String),
 }
 
 impl Target {
@@ -75,7 +72,7 @@ impl Target {
     fn kind(&self) -> Option<Kind> {
         match self {
             Self::Object { kind, .. } => Some(*kind),
-            Self::Event(_) | Self::Lease(_) => None,
+            Self::Event(_) => None,
         }
     }
 }
@@ -99,7 +96,6 @@ fn target(path: &str) -> Option<Target> {
         "apis",
         "thuban.dev"
         | "events.k8s.io"
-        | "coordination.k8s.io"
         | "discovery.k8s.io"
         | "networking.k8s.io"
         | "policy.networking.k8s.io",
@@ -113,11 +109,8 @@ fn target(path: &str) -> Option<Target> {
         ["namespaces", namespace, rest @ ..] if !rest.is_empty() => (*namespace, rest),
         _ => ("", rest),
     };
-    match rest {
-        ["events", ..] => return Some(Target::Event(namespace.to_owned())),
-        ["leases"] => return Some(Target::Lease(String::new())),
-        ["leases", name] => return Some(Target::Lease((*name).to_owned())),
-        _ => {}
+    if let ["events", ..] = rest {
+        return Some(Target::Event(namespace.to_owned()));
     }
     let (plural, name, is_status) = match rest {
         [plural] => (*plural, "", false),
@@ -343,7 +336,6 @@ fn target_name(target: &Target) -> String {
             format!("{}/{namespace}/{name}{status}", kind.plural())
         }
         Target::Event(_) => "events".into(),
-        Target::Lease(name) => format!("leases/{name}"),
     }
 }
 
@@ -440,7 +432,6 @@ fn perform(
 ) -> Result<(u16, Bytes), Failure> {
     let (kind, namespace, name, is_status) = match target {
         Target::Event(namespace) => return event(state, method, namespace, body),
-        Target::Lease(name) => return heartbeats::answer(state, method, name, body),
         Target::Object {
             kind,
             namespace,

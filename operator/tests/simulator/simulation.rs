@@ -10,7 +10,6 @@ use tokio::time::Instant;
 
 use crate::droplet::Droplet;
 use crate::faults::Faults;
-use crate::heartbeats::Heartbeats;
 use crate::invariants;
 use crate::kind::Kind;
 use crate::operators::Operator;
@@ -23,7 +22,6 @@ pub struct State {
     pub faults: Faults,
     pub store: Store,
     pub droplets: BTreeMap<String, Droplet>,
-    pub heartbeats: Heartbeats,
     pub operators: Vec<Arc<Operator>>,
     pub epoch: u64,
     /// The time when more than one operator was last alive.
@@ -74,7 +72,6 @@ impl Simulation {
             faults,
             store: Store::default(),
             droplets: BTreeMap::new(),
-            heartbeats: Heartbeats::new(),
             operators: Vec::new(),
             epoch: 0,
             crowded: None,

@@ -4,14 +4,14 @@
 //! its own copy of the object. The operator never writes pods, nodes, namespaces, Services, slices and policies: of
 //! these only the fields that are named here are left. Neither does it write the metadata of PathTraces.
 
-use k8s_openapi::api::core::v1::{Namespace, Node, NodeSpec, NodeStatus};
+use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use thuban_api::{
     EGRESS_BANDWIDTH_ANNOTATION, INGRESS_BANDWIDTH_ANNOTATION, PathTrace, REPORT_DENIED_ANNOTATION,
 };
 
 use crate::controller::runtime::objects::Object;
-use crate::model::cached::{NetworkPolicy, Pod};
+use crate::model::cached::{NetworkPolicy, Pod, READY};
 use crate::model::service::{EndpointSlice, LEFT_ALONE, SERVICE_LABEL, Service};
 
 /// Prefixes of the annotations that the operator reads: its own, those of static pods, and those of bandwidth.
@@ -33,7 +33,7 @@ pub fn pod(pod: &mut Pod) {
     pod.metadata.owner_references = None;
 }
 
-/// Leaves taints, cordon, addresses, labels and identity.
+/// Leaves taints, cordon, addresses, whether it is Ready, labels and identity.
 pub fn node(node: &mut Node) {
     metadata(&mut node.metadata);
     node.spec = node.spec.take().map(|spec| NodeSpec {
@@ -43,8 +43,22 @@ pub fn node(node: &mut Node) {
     });
     node.status = node.status.take().map(|status| NodeStatus {
         addresses: status.addresses,
+        conditions: status.conditions.map(|conditions| {
+            let ready = conditions
+                .into_iter()
+                .filter(|condition| condition.type_ == READY);
+            ready.map(without_times).collect()
+        }),
         ..NodeStatus::default()
     });
+}
+
+fn without_times(condition: NodeCondition) -> NodeCondition {
+    NodeCondition {
+        type_: condition.type_,
+        status: condition.status,
+        ..NodeCondition::default()
+    }
 }
 
 pub fn namespace(namespace: &mut Namespace) {
@@ -118,7 +132,7 @@ mod tests {
         EndpointSlice, LEFT_ALONE, NetworkPolicy, PathTrace, Pod, Service, namespace, network_policy, node,
         path_trace, pod, service, slice,
     };
-    use crate::model::cached::internal_ips;
+    use crate::model::cached::{internal_ips, is_node_lost};
 
     #[test]
     fn a_trimmed_pod_is_read_as_the_whole_one() {
@@ -173,6 +187,10 @@ mod tests {
             "status": {
                 "addresses": [{"type": "InternalIP", "address": "192.0.2.1"}],
                 "images": [{"names": ["web:1"], "sizeBytes": 1}],
+                "conditions": [
+                    {"type": "MemoryPressure", "status": "Unknown"},
+                    {"type": "Ready", "status": "Unknown", "lastHeartbeatTime": "2026-01-01T00:00:00Z"},
+                ],
             },
         }))
         .unwrap();
@@ -180,9 +198,13 @@ mod tests {
         node(&mut trimmed);
         assert_eq!(internal_ips(&trimmed), internal_ips(&whole));
         assert_eq!(trimmed.metadata.labels, whole.metadata.labels);
+        assert!(is_node_lost(&trimmed) && is_node_lost(&whole));
         let (left, all) = (trimmed.spec.unwrap(), whole.spec.unwrap());
         assert_eq!((left.taints, left.unschedulable), (all.taints, all.unschedulable));
-        assert!(trimmed.status.unwrap().images.is_none());
+        let status = trimmed.status.unwrap();
+        assert!(status.images.is_none());
+        let conditions = status.conditions.unwrap();
+        assert!(conditions.len() == 1 && conditions[0].last_heartbeat_time.is_none());
     }
 
     #[test]

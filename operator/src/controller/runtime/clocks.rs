@@ -54,8 +54,6 @@ pub enum Timed {
     PolicyWait,
     /// An event said that a pod has too many rules. By the Endpoint's UID.
     TooManyRules,
-    /// The Node of a heartbeat's Lease is gone. By the Lease's name.
-    HeartbeatOrphaned,
 }
 
 #[derive(Debug, Default)]

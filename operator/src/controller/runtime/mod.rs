@@ -3,7 +3,6 @@
 pub mod clocks;
 pub mod error;
 pub mod events;
-pub mod heartbeat;
 pub mod objects;
 pub mod resync;
 pub mod waits;
