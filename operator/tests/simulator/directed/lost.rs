@@ -1,16 +1,21 @@
-//! Tests of droplets that are lost: what the operator says of them, and that a deleted Droplet comes back.
+//! Tests of droplets that are lost: what the operator says of them, what their pods keep, and that a deleted Droplet
+//! comes back.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::sleep;
 
-use super::{begin, check, end_everything, has, has_pod, pod_on, until};
+use super::{begin, bounces, check, delete, end_everything, has, has_pod, pod_on, until};
 use crate::cluster::power;
-use crate::droplet::Report;
+use crate::droplet::{Droplet, Report};
 use crate::kind::Kind;
+use crate::operators;
 use crate::simulation::{Simulation, State};
-use crate::store::{Preconditions, condition, text};
+use crate::store::{condition, text};
+
+/// A time after which the node lifecycle controller and a new leader have judged.
+const LONG: Duration = Duration::from_mins(3);
 
 /// Returns why the droplet is Ready, or is not.
 fn reason<'a>(state: &'a State, droplet: &str) -> &'a str {
@@ -26,11 +31,40 @@ async fn until_it_is(simulation: &Arc<Simulation>, wanted: &str) {
     .await;
 }
 
-fn reach(simulation: &Simulation, is_reachable: bool) {
-    let droplets = &mut simulation.lock().droplets;
-    let droplet = droplets.get_mut("n1").expect("a droplet");
-    droplet.is_reachable = is_reachable;
-    droplet.report(Report::Break);
+/// Checks that the droplets are what the operator last said that they are.
+fn check_reasons(simulation: &Simulation, wanted: [&str; 2]) {
+    let state = &mut *simulation.lock();
+    let reasons = ["n0", "n1"].map(|name| reason(state, name).to_owned());
+    if reasons != wanted {
+        state.violation(format!("the droplets are {reasons:?}, not {wanted:?}"));
+    }
+}
+
+fn change(simulation: &Simulation, name: &str, change: impl FnOnce(&mut Droplet)) {
+    let state = &mut *simulation.lock();
+    change(state.droplets.get_mut(name).expect("a droplet"));
+}
+
+/// Cuts a droplet off from operators, or ends that.
+fn reach(simulation: &Simulation, name: &str, is_reachable: bool) {
+    change(simulation, name, |droplet| {
+        droplet.is_reachable = is_reachable;
+        droplet.report(Report::Break);
+    });
+}
+
+/// Cuts a node off from the API server, or ends that: its kubelet does not reach it.
+fn hear_kubelet(simulation: &Simulation, name: &str, is_heard: bool) {
+    change(simulation, name, |droplet| droplet.is_kubelet_away = !is_heard);
+}
+
+async fn until_node_is(simulation: &Arc<Simulation>, name: &str, wanted: &str) {
+    until(simulation, &format!("the Node {name} is {wanted}"), |state| {
+        let node = state.store.value(Kind::Node, "", name);
+        let ready = node.and_then(|node| condition(node, "Ready"));
+        ready.is_some_and(|ready| text(ready, "/status") == wanted)
+    })
+    .await;
 }
 
 #[test]
@@ -39,13 +73,97 @@ fn a_droplet_is_not_ready_once_kubernetes_has_lost_its_node() {
         check("lost", seed, async |simulation| {
             begin(simulation, 1).await;
             until_it_is(simulation, "Connected").await;
-            reach(simulation, false);
+            reach(simulation, "n1", false);
             until_it_is(simulation, "Suspect").await;
-            sleep(Duration::from_mins(3)).await;
-            until_it_is(simulation, "Suspect").await;
+            sleep(LONG).await;
+            check_reasons(simulation, ["Connected", "Suspect"]);
             simulation.with(|state| power(state, "n1", false));
             until_it_is(simulation, "NotReady").await;
-            reach(simulation, true);
+            reach(simulation, "n1", true);
+            simulation.with(|state| power(state, "n1", true));
+            until_it_is(simulation, "Connected").await;
+            end_everything(simulation).await;
+        });
+    }
+}
+
+#[test]
+fn pods_of_a_node_whose_kubelet_is_silent_keep_their_rows() {
+    for seed in 1..=4 {
+        check("silent", seed, async |simulation| {
+            begin(simulation, 1).await;
+            pod_on(simulation, "p", "n1").await;
+            sleep(Duration::from_mins(1)).await;
+            hear_kubelet(simulation, "n1", false);
+            until_node_is(simulation, "n1", "Unknown").await;
+            sleep(LONG).await;
+            // The stream counts more than what Kubernetes says.
+            check_reasons(simulation, ["Connected", "Connected"]);
+            reach(simulation, "n1", false);
+            until_it_is(simulation, "NotReady").await;
+            until(simulation, "the other node leads packets to the pod", |state| {
+                bounces(state, "n0")
+            })
+            .await;
+            sleep(LONG).await;
+            until(
+                simulation,
+                "it still does, and the pod's node delivers",
+                |state| bounces(state, "n0") && has_pod(state, "n1"),
+            )
+            .await;
+            hear_kubelet(simulation, "n1", true);
+            until_it_is(simulation, "Suspect").await;
+            reach(simulation, "n1", true);
+            until_it_is(simulation, "Connected").await;
+            end_everything(simulation).await;
+        });
+    }
+}
+
+#[test]
+fn no_droplet_is_judged_while_too_many_are_away_at_once() {
+    for seed in 1..=4 {
+        check("many", seed, async |simulation| {
+            begin(simulation, 1).await;
+            until_it_is(simulation, "Connected").await;
+            sleep(Duration::from_mins(1)).await;
+            for name in ["n0", "n1"] {
+                reach(simulation, name, false);
+                hear_kubelet(simulation, name, false);
+            }
+            until_node_is(simulation, "n1", "Unknown").await;
+            sleep(LONG).await;
+            check_reasons(simulation, ["Connected", "Connected"]);
+            // One is left that is away.
+            reach(simulation, "n0", true);
+            hear_kubelet(simulation, "n0", true);
+            until_it_is(simulation, "NotReady").await;
+            reach(simulation, "n1", true);
+            hear_kubelet(simulation, "n1", true);
+            until_it_is(simulation, "Connected").await;
+            end_everything(simulation).await;
+        });
+    }
+}
+
+#[test]
+fn a_new_leader_waits_and_then_believes_the_node() {
+    for seed in 1..=4 {
+        check("led", seed, async |simulation| {
+            let first = begin(simulation, 1).await;
+            until_it_is(simulation, "Connected").await;
+            reach(simulation, "n1", false);
+            until_it_is(simulation, "Suspect").await;
+            first.crash();
+            simulation.with(|state| power(state, "n1", false));
+            until_node_is(simulation, "n1", "Unknown").await;
+            let next = operators::start(simulation);
+            until(simulation, "the next leads", |_| next.hub().is_some()).await;
+            sleep(Duration::from_secs(50)).await;
+            check_reasons(simulation, ["Connected", "Suspect"]);
+            until_it_is(simulation, "NotReady").await;
+            reach(simulation, "n1", true);
             simulation.with(|state| power(state, "n1", true));
             until_it_is(simulation, "Connected").await;
             end_everything(simulation).await;
@@ -61,17 +179,34 @@ fn a_deleted_droplet_is_made_again_at_once_and_keeps_its_pods() {
             pod_on(simulation, "p", "n1").await;
             // The streams of the leader are open for long.
             sleep(Duration::from_mins(2)).await;
-            simulation.with(|state| {
-                let any = Preconditions::default();
-                let deleted = state.store.delete(Kind::Droplet, "", "n1", &any, false);
-                assert!(deleted.is_ok() && !has(state, Kind::Droplet, "n1"));
-            });
+            delete(simulation, Kind::Droplet, "", "n1");
             sleep(Duration::from_secs(5)).await;
             until(simulation, "it is there and keeps its pod", |state| {
                 has(state, Kind::Droplet, "n1") && has_pod(state, "n1")
             })
             .await;
             until_it_is(simulation, "Connected").await;
+            end_everything(simulation).await;
+        });
+    }
+}
+
+#[test]
+fn a_droplet_deleted_while_nobody_leads_is_made_again() {
+    for seed in 1..=4 {
+        check("unled", seed, async |simulation| {
+            let first = begin(simulation, 1).await;
+            pod_on(simulation, "p", "n1").await;
+            sleep(Duration::from_mins(1)).await;
+            first.crash();
+            delete(simulation, Kind::Droplet, "", "n1");
+            until(simulation, "it is there before anybody leads", |state| {
+                has(state, Kind::Droplet, "n1")
+            })
+            .await;
+            operators::start(simulation);
+            until_it_is(simulation, "Connected").await;
+            until(simulation, "it has its pod", |state| has_pod(state, "n1")).await;
             end_everything(simulation).await;
         });
     }
