@@ -167,7 +167,16 @@ pub fn address_in_force(droplet: &Droplet, context: &Context) -> Option<Ipv4Addr
     if is_off(&name, context) {
         return None;
     }
-    verified_address(droplet)
+    verified_address(droplet).or_else(|| kept_address(droplet, context))
+}
+
+/// Returns the address that a droplet has in rows while its Droplet, which somebody deleted and transitd made again, is
+/// not judged yet: pods must not lose their rows meanwhile.
+fn kept_address(droplet: &Droplet, context: &Context) -> Option<Ipv4Addr> {
+    let name = droplet.name_any();
+    let kept = context.hub.read(|world| world.droplet_address(&name))?;
+    let is_same = droplet.spec.ip.parse::<Ipv4Addr>() == Ok(kept);
+    (droplet.status.is_none() && is_same).then_some(kept)
 }
 
 /// Returns the IPv6 address of the droplet's node in rows, if the node has one.

@@ -2,6 +2,8 @@
 //! comes back.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::sleep;
@@ -180,12 +182,15 @@ fn a_deleted_droplet_is_made_again_at_once_and_keeps_its_pods() {
             // The streams of the leader are open for long.
             sleep(Duration::from_mins(2)).await;
             delete(simulation, Kind::Droplet, "", "n1");
-            sleep(Duration::from_secs(5)).await;
-            until(simulation, "it is there and keeps its pod", |state| {
-                has(state, Kind::Droplet, "n1") && has_pod(state, "n1")
+            let has_lost = AtomicBool::new(false);
+            until(simulation, "it is there again", |state| {
+                has_lost.fetch_or(!has_pod(state, "n1"), Relaxed);
+                reason(state, "n1") == "Connected"
             })
             .await;
-            until_it_is(simulation, "Connected").await;
+            if has_lost.into_inner() {
+                simulation.lock().violation("it lost its pod meanwhile".into());
+            }
             end_everything(simulation).await;
         });
     }
