@@ -44,6 +44,8 @@ pub struct Node {
     pub attached: Notify,
     /// Notified when the operator asks what is denied.
     pub asked: Notify,
+    /// Notified when a stream to the operator has brought its snapshot.
+    pub opened: Notify,
     state: Mutex<State>,
     services: Mutex<Services>,
     links: Mutex<Links>,
@@ -100,6 +102,7 @@ impl Node {
             shaped: Shaped::default(),
             attached: Notify::new(),
             asked: Notify::new(),
+            opened: Notify::new(),
             state: Mutex::new(state),
             services: Mutex::new(services),
             links: Mutex::new(links),

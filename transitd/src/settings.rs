@@ -131,7 +131,7 @@ pub struct RunSettings {
     )]
     pub token_file: PathBuf,
     /// Address (host:port) of the operator, for tests and trials. transitd then uses no API server: it writes no
-    /// Droplet and no heartbeat, and reads no Lease. Needs --operator-ca.
+    /// Droplet, and reads no Lease. Needs --operator-ca.
     #[arg(long, env = "THUBAN_OPERATOR_ADDRESS", requires = "operator_ca")]
     pub operator_address: Option<String>,
     /// File (PEM) of the CA that signed the operator's certificate. Needs --operator-address.

@@ -134,7 +134,7 @@ fn bearer(path: &std::path::Path) -> Result<MetadataValue<Ascii>, ClientError> {
 }
 
 /// Returns half to one and a half of the pause, so that droplets do not come back all at once.
-fn jittered(pause: Duration) -> Duration {
+pub fn jittered(pause: Duration) -> Duration {
     let random = u32::try_from(RandomState::new().hash_one(std::process::id()) % 1000).unwrap_or_default();
     pause / 2 + pause.mul_f64(f64::from(random) / 1000.0)
 }

@@ -119,6 +119,7 @@ impl Peer for Node {
     fn apply(&self, program: Program) -> (Vec<Nack>, Changes) {
         metrics::receives(&program);
         let is_kept = endpoints::concern(&program);
+        let is_snapshot = program.snapshot;
         let (nacks, changes, endpoints) = {
             let heard = boot::nanoseconds();
             let mut state = self.state();
@@ -134,6 +135,9 @@ impl Peer for Node {
         self.askers.keep();
         metrics::refuses(&nacks);
         self.announce();
+        if is_snapshot {
+            self.opened.notify_one();
+        }
         (nacks, changes)
     }
 

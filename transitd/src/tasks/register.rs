@@ -1,37 +1,42 @@
-//! Registers this node's Droplet and keeps its heartbeat Lease fresh.
+//! Registers this node's Droplet.
 //!
-//! Writes its own Droplet's spec and its own Lease, nothing else. After an API error the task waits and tries again,
-//! and never ends: the data plane needs neither object.
+//! Writes its own Droplet's spec, nothing else. At rest there are no requests. The Droplet is read with each new
+//! stream, when the node's facts change, and every ten seconds while there is no stream. If somebody deletes the
+//! Droplet of a node with a stream, the operator ends the stream, and the next one makes the Droplet again. A stream
+//! lives no longer than its token, so no Droplet stays unread.
+//!
+//! After an API error the task waits and tries again, and never ends: the data plane does not need the object.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use k8s_openapi::jiff::Timestamp;
 use kube::api::PostParams;
 use kube::{Api, Client, Error};
 use thiserror::Error;
-use thuban_api::{Droplet, DropletSpec, HEARTBEAT_NAMESPACE};
+use thuban_api::{Droplet, DropletSpec};
+use tokio::sync::Notify;
+use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
 
 use crate::dataplane::hooks::AgentHook;
 use crate::netlink::shaper;
 use crate::node::Node;
+use crate::operator::client::jittered;
 
-/// The time between renewals of the heartbeat, and so between looks at the Droplet.
-const HEARTBEAT: Duration = Duration::from_secs(10);
-/// How many seconds without renewal the heartbeat may be old before it counts as gone.
-const LEASE_SECONDS: i32 = 40;
+/// The time between looks at the node's own facts, between attempts after an error, and between reads without a stream.
+const LOOK_EVERY: Duration = Duration::from_secs(10);
+/// How long after the beginning of a stream its Droplet is read, about: all droplets get a stream when a new operator
+/// leads.
+const SPREAD: Duration = Duration::from_secs(3);
 /// How long one request may take.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Error)]
 enum RegisterError {
-    #[error("cannot {operation} {object}")]
+    #[error("cannot {operation} Droplet {droplet}")]
     Api {
         operation: &'static str,
-        object: String,
+        droplet: String,
         source: Box<Error>,
     },
     #[error("the API server does not answer")]
@@ -40,17 +45,37 @@ enum RegisterError {
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>, client: Client) {
-    let droplets: Api<Droplet> = Api::all(client.clone());
-    let leases: Api<Lease> = Api::namespaced(client, HEARTBEAT_NAMESPACE);
-    let mut interval = tokio::time::interval(HEARTBEAT);
-    interval.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let has_stream = || node.state().stream.is_some();
+    keep(|| desired(&node), has_stream, &node.opened, &Api::all(client)).await;
+}
+
+/// Keeps a Droplet as it is wanted, and never returns. `opened` is notified when a stream begins.
+pub async fn keep(
+    wanted: impl Fn() -> DropletSpec,
+    has_stream: impl Fn() -> bool,
+    opened: &Notify,
+    droplets: &Api<Droplet>,
+) {
+    let mut registered = None;
+    let mut looks = tokio::time::interval(LOOK_EVERY);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        interval.tick().await;
-        for result in [
-            bounded(register(&node, &droplets)).await,
-            bounded(renew(&node, &leases)).await,
-        ] {
-            if let Err(error) = result {
+        tokio::select! {
+            _ = looks.tick() => {}
+            () = opened.notified() => {
+                tokio::time::sleep(jittered(SPREAD)).await;
+                registered = None;
+            }
+        }
+        let spec = wanted();
+        if has_stream() && registered.as_ref() == Some(&spec) {
+            continue;
+        }
+        let result = tokio::time::timeout(REQUEST_TIMEOUT, register(&spec, droplets)).await;
+        match result.unwrap_or(Err(RegisterError::Timeout)) {
+            Ok(()) => registered = Some(spec),
+            Err(error) => {
+                registered = None;
                 warn!(
                     error = &error as &dyn std::error::Error,
                     "not registered, tried again"
@@ -58,12 +83,6 @@ pub async fn run(node: Arc<Node>, client: Client) {
             }
         }
     }
-}
-
-async fn bounded(work: impl Future<Output = Result<(), RegisterError>>) -> Result<(), RegisterError> {
-    tokio::time::timeout(REQUEST_TIMEOUT, work)
-        .await
-        .unwrap_or(Err(RegisterError::Timeout))
 }
 
 fn desired(node: &Node) -> DropletSpec {
@@ -82,17 +101,17 @@ fn desired(node: &Node) -> DropletSpec {
     }
 }
 
-async fn register(node: &Node, droplets: &Api<Droplet>) -> Result<(), RegisterError> {
-    let name = &node.settings.node_name;
+async fn register(wanted: &DropletSpec, droplets: &Api<Droplet>) -> Result<(), RegisterError> {
+    let name = &wanted.node;
     let failed = |operation| {
-        let object = format!("Droplet {name}");
+        let droplet = name.clone();
         move |source| RegisterError::Api {
             operation,
-            object,
+            droplet,
             source: Box::new(source),
         }
     };
-    let mut spec = desired(node);
+    let mut spec = wanted.clone();
     match droplets.get_opt(name).await.map_err(failed("read"))? {
         None => {
             droplets
@@ -121,44 +140,176 @@ async fn register(node: &Node, droplets: &Api<Droplet>) -> Result<(), RegisterEr
     Ok(())
 }
 
-async fn renew(node: &Node, leases: &Api<Lease>) -> Result<(), RegisterError> {
-    let name = format!("droplet-{}", node.settings.node_name);
-    let failed = |operation| {
-        let object = format!("Lease {name}");
-        move |source| RegisterError::Api {
-            operation,
-            object,
-            source: Box::new(source),
-        }
-    };
-    let spec = LeaseSpec {
-        holder_identity: Some(node.settings.node_name.clone()),
-        lease_duration_seconds: Some(LEASE_SECONDS),
-        renew_time: Some(MicroTime(Timestamp::now())),
-        ..Default::default()
-    };
-    match leases.get_opt(&name).await.map_err(failed("read"))? {
-        None => {
-            let metadata = ObjectMeta {
-                name: Some(name.clone()),
-                ..Default::default()
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::Mutex;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use kube::client::Body;
+    use serde_json::{Value, json};
+    use tokio::time::sleep;
+    use tonic::codegen::http::{Request, Response};
+
+    use super::*;
+
+    /// An API server with at most one Droplet.
+    #[derive(Clone, Default)]
+    struct Server(Arc<Mutex<Played>>);
+
+    #[derive(Default)]
+    struct Played {
+        droplet: Option<Value>,
+        is_away: bool,
+        methods: Vec<String>,
+    }
+
+    impl Server {
+        fn client(&self) -> Client {
+            let server = self.clone();
+            let serve = move |request: Request<Body>| {
+                let server = server.clone();
+                async move {
+                    let method = request.method().to_string();
+                    let body = request.into_body().collect_bytes().await.unwrap();
+                    Ok::<_, Infallible>(server.answer(method, &body))
+                }
             };
-            let lease = Lease {
-                metadata,
-                spec: Some(spec),
-            };
-            leases
-                .create(&PostParams::default(), &lease)
-                .await
-                .map_err(failed("create"))?;
+            Client::new(tower::service_fn(serve), "default")
         }
-        Some(mut lease) => {
-            lease.spec = Some(spec);
-            leases
-                .replace(&name, &PostParams::default(), &lease)
-                .await
-                .map_err(failed("update"))?;
+
+        fn answer(&self, method: String, body: &[u8]) -> Response<Body> {
+            let mut played = self.0.lock().unwrap();
+            if method != "GET" {
+                played.droplet = Some(serde_json::from_slice(body).unwrap());
+            }
+            played.methods.push(method);
+            let (code, reason) = if played.is_away {
+                (503_u16, "ServiceUnavailable")
+            } else {
+                (404, "NotFound")
+            };
+            let fault = json!({
+                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": reason,
+                "reason": reason, "code": code,
+            });
+            let droplet = played.droplet.clone().filter(|_| !played.is_away);
+            let code = if droplet.is_some() { 200 } else { code };
+            let answer = serde_json::to_vec(&droplet.unwrap_or(fault)).unwrap();
+            let mut response = Response::new(Body::from(answer));
+            *response.status_mut() = code.try_into().unwrap();
+            response
+        }
+
+        /// Waits until all that is to be done is done, and returns the requests since the last call.
+        async fn methods(&self) -> Vec<String> {
+            sleep(LOOK_EVERY + 2 * SPREAD).await;
+            std::mem::take(&mut self.0.lock().unwrap().methods)
         }
     }
-    Ok(())
+
+    fn spec() -> DropletSpec {
+        DropletSpec {
+            node: "a".into(),
+            ip: "192.0.2.1".into(),
+            interface: "eth0".into(),
+            mtu: 1500,
+            transit_hook: "tc".into(),
+            agent_hook: "tc".into(),
+            limit_queue: String::new(),
+            program_version: "1".into(),
+        }
+    }
+
+    /// A transitd that keeps its Droplet.
+    struct Transitd {
+        wanted: Mutex<DropletSpec>,
+        has_stream: AtomicBool,
+        opened: Notify,
+    }
+
+    impl Transitd {
+        /// Begins with a stream.
+        fn start(server: &Server) -> Arc<Self> {
+            let transitd = Arc::new(Self {
+                wanted: Mutex::new(spec()),
+                has_stream: AtomicBool::new(true),
+                opened: Notify::new(),
+            });
+            let (kept, droplets) = (Arc::clone(&transitd), Api::all(server.client()));
+            tokio::spawn(async move {
+                let wanted = || kept.wanted.lock().unwrap().clone();
+                let has_stream = || kept.has_stream.load(Ordering::Relaxed);
+                keep(wanted, has_stream, &kept.opened, &droplets).await;
+            });
+            transitd
+        }
+
+        fn want_queue(&self, limit_queue: &str) {
+            self.wanted.lock().unwrap().limit_queue = limit_queue.into();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_droplet_at_rest_costs_no_request() {
+        let server = Server::default();
+        let transitd = Transitd::start(&server);
+        assert_eq!(server.methods().await, ["GET", "POST"]);
+        sleep(Duration::from_hours(1)).await;
+        assert!(server.methods().await.is_empty());
+        transitd.opened.notify_one();
+        assert_eq!(server.methods().await, ["GET"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deleted_droplet_is_made_again_by_the_next_stream() {
+        let server = Server::default();
+        let transitd = Transitd::start(&server);
+        assert_eq!(server.methods().await, ["GET", "POST"]);
+        server.0.lock().unwrap().droplet = None;
+        assert!(server.methods().await.is_empty());
+        transitd.opened.notify_one();
+        assert_eq!(server.methods().await, ["GET", "POST"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_droplet_deleted_without_a_stream_is_made_again() {
+        let server = Server::default();
+        let transitd = Transitd::start(&server);
+        assert_eq!(server.methods().await, ["GET", "POST"]);
+        transitd.has_stream.store(false, Ordering::Relaxed);
+        let methods = server.methods().await;
+        assert!(!methods.is_empty() && methods.iter().all(|method| method == "GET"));
+        server.0.lock().unwrap().droplet = None;
+        assert!(server.methods().await.contains(&"POST".to_owned()));
+        transitd.has_stream.store(true, Ordering::Relaxed);
+        assert!(server.methods().await.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_fact_that_changes_is_written() {
+        let server = Server::default();
+        let transitd = Transitd::start(&server);
+        assert_eq!(server.methods().await, ["GET", "POST"]);
+        transitd.want_queue("fifo");
+        assert_eq!(server.methods().await, ["GET", "PUT"]);
+        // A transitd that starts again does not know it, and leaves it.
+        transitd.want_queue("");
+        transitd.opened.notify_one();
+        assert_eq!(server.methods().await, ["GET"]);
+        let droplet = server.0.lock().unwrap().droplet.clone().unwrap();
+        assert_eq!(droplet["spec"]["limitQueue"], "fifo");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_api_server_that_is_away_is_asked_again() {
+        let server = Server::default();
+        server.0.lock().unwrap().is_away = true;
+        let _transitd = Transitd::start(&server);
+        let methods = server.methods().await;
+        assert!(!methods.is_empty() && methods.iter().all(|method| method == "GET"));
+        server.0.lock().unwrap().is_away = false;
+        assert_eq!(server.methods().await, ["GET", "POST"]);
+        assert!(server.methods().await.is_empty());
+    }
 }
