@@ -1,5 +1,5 @@
 //! transitd of a node hangs: its droplet is Suspect, its roles move, and no packet is lost, because the programs keep
-//! running.
+//! running. If kubelet hangs, too, Kubernetes loses the node, and the droplet is NotReady.
 
 use std::time::{Duration, Instant};
 
@@ -11,7 +11,7 @@ use crate::leadership::{JUDGING, wait_led};
 use crate::support::{Hanging, condition, get};
 use crate::tenants::tenants;
 
-/// Whether the test also waits until the heartbeat counts as gone, a minute more.
+/// Whether kubelet hangs, too, until Kubernetes has lost the node: a minute more.
 fn is_long() -> bool {
     std::env::var_os("THUBAN_E2E_LONG").is_some()
 }
@@ -44,8 +44,11 @@ fn hung_droplet_turns_suspect_and_roles_move_without_loss() {
         let moved = since.elapsed();
         eprintln!("{node} is Suspect after {suspect:.1?}, its bouncer works elsewhere after {moved:.1?}");
         if is_long() {
-            cluster.wait_for("NotReady", Duration::from_secs(90), is("NotReady"))?;
+            let kubelet = Hanging::new(cluster, node, "kubelet")?;
+            cluster.wait_for("NotReady", Duration::from_secs(120), is("NotReady"))?;
             eprintln!("{node} is NotReady after {:.1?}", since.elapsed());
+            drop(kubelet);
+            cluster.wait_for("Suspect again", Duration::from_secs(60), is("Suspect"))?;
         }
         drop(hanging);
         cluster.wait_for("Connected", Duration::from_secs(30), is("Connected"))
