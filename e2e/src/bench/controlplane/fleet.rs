@@ -1,5 +1,5 @@
 //! Nodes as objects only, and their hollow droplets: each with its Node, its transitd pod, that pod's token, its
-//! Droplet, its heartbeat Lease and its stream.
+//! Droplet and its stream. transitd's own task looks after the Droplet.
 
 use std::{
     fs,
@@ -11,15 +11,15 @@ use std::{
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::{
-    coordination::v1::Lease,
-    core::v1::{Node, Pod},
-};
+use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::{Api, ResourceExt, api::PostParams};
 use serde_json::json;
-use thuban_api::{Droplet, HEARTBEAT_NAMESPACE, SYSTEM_NAMESPACE};
+use thuban_api::{Droplet, DropletSpec, SYSTEM_NAMESPACE};
 use tokio::task::JoinHandle;
-use transitd::operator::{client, epoch::Epoch, lease::Locator};
+use transitd::{
+    operator::{client, epoch::Epoch, lease::Locator},
+    tasks::register,
+};
 
 use super::{
     hollow::{Book, Hollow},
@@ -32,7 +32,8 @@ const PARALLEL: usize = 24;
 
 pub struct Fleet {
     pub droplets: Vec<Arc<Hollow>>,
-    streams: Vec<JoinHandle<()>>,
+    /// Two tasks of each droplet.
+    tasks: Vec<JoinHandle<()>>,
     folder: Folder,
 }
 
@@ -66,7 +67,7 @@ impl Fleet {
         fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
         Ok(Self {
             droplets: Vec::new(),
-            streams: Vec::new(),
+            tasks: Vec::new(),
             folder: Folder(folder),
         })
     }
@@ -96,13 +97,19 @@ impl Fleet {
 
     /// Starts a droplet's stream with the token in that file.
     fn dial(&mut self, plane: &Plane, book: &Arc<Book>, token: PathBuf) -> Result<()> {
-        let name = node_name(self.droplets.len());
+        let number = self.droplets.len();
+        let name = node_name(number);
         let epoch = Epoch::open(token.with_extension("epoch"))?;
         let droplet = Arc::new(Hollow::new(name, token, Arc::clone(book)));
         let leases = Api::namespaced(plane.transitd.clone(), SYSTEM_NAMESPACE);
         let locator = Locator::Lease(Box::new(leases));
-        self.streams
+        self.tasks
             .push(tokio::spawn(client::run(Arc::clone(&droplet), locator, epoch)));
+        let (registered, droplets) = (Arc::clone(&droplet), Api::all(plane.transitd.clone()));
+        self.tasks.push(tokio::spawn(async move {
+            let has_stream = || registered.has_stream();
+            register::keep(|| spec(number), has_stream, &registered.opened, &droplets).await;
+        }));
         self.droplets.push(droplet);
         Ok(())
     }
@@ -110,8 +117,8 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        for stream in &self.streams {
-            stream.abort();
+        for task in &self.tasks {
+            task.abort();
         }
     }
 }
@@ -150,24 +157,23 @@ async fn make(plane: &Plane, number: usize, file: PathBuf) -> Result<PathBuf> {
     let bound = (pod.name_any(), pod.uid().unwrap_or_default());
     let token = plane::token(&plane.admin, "transitd", Some(bound)).await?;
     fs::write(&file, token).with_context(|| format!("writing {}", file.display()))?;
-    let droplet: Droplet = serde_json::from_value(json!({
-        "apiVersion": "thuban.dev/v1alpha1", "kind": "Droplet", "metadata": {"name": name},
-        "spec": {
-            "node": name, "ip": address, "interface": "eth0", "mtu": 1500, "transitHook": "tc", "agentHook": "tc",
-            "programVersion": env!("CARGO_PKG_VERSION"),
-        },
-    }))?;
     Api::<Droplet>::all(admin())
-        .create(&parameters, &droplet)
-        .await
-        .with_context(failed)?;
-    let lease: Lease = serde_json::from_value(json!({
-        "metadata": {"name": format!("droplet-{name}")},
-        "spec": {"holderIdentity": name, "leaseDurationSeconds": 40},
-    }))?;
-    Api::<Lease>::namespaced(admin(), HEARTBEAT_NAMESPACE)
-        .create(&parameters, &lease)
+        .create(&parameters, &Droplet::new(&name, spec(number)))
         .await
         .with_context(failed)?;
     Ok(file)
+}
+
+/// Returns what a droplet says of itself.
+fn spec(number: usize) -> DropletSpec {
+    DropletSpec {
+        node: node_name(number),
+        ip: address(number).to_string(),
+        interface: "eth0".into(),
+        mtu: 1500,
+        transit_hook: "tc".into(),
+        agent_hook: "tc".into(),
+        limit_queue: String::new(),
+        program_version: env!("CARGO_PKG_VERSION").into(),
+    }
 }

@@ -19,6 +19,7 @@ use thuban_proto::transit::{
     droplet_message::Message, row::Row as Kind,
 };
 use thuban_rows::{Row, RowKey, proto_key};
+use tokio::sync::Notify;
 use transitd::{
     operator::peer::{Outbox, Peer},
     program,
@@ -62,6 +63,8 @@ pub struct Hollow {
     book: Arc<Book>,
     state: Mutex<State>,
     pub acks: AtomicU64,
+    /// Notified when a stream has brought its snapshot.
+    pub opened: Notify,
 }
 
 impl Hollow {
@@ -72,11 +75,16 @@ impl Hollow {
             book,
             state: Mutex::default(),
             acks: AtomicU64::new(0),
+            opened: Notify::new(),
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn has_stream(&self) -> bool {
+        self.state().outbox.is_some()
     }
 
     pub fn synced(&self) -> Option<Synced> {
@@ -293,6 +301,7 @@ impl Peer for Hollow {
                 epoch,
                 at: Instant::now(),
             });
+            self.opened.notify_one();
         }
         self.book.tally.add(Count::Nack, nacks.len() as u64);
         self.acks.fetch_add(1, Ordering::Relaxed);

@@ -9,6 +9,9 @@ use kube::Client;
 const GROUPS: [&str; 2] = ["thuban.dev", "events.k8s.io"];
 const TOTAL: &str = "apiserver_request_total";
 const BUCKETS: &str = "apiserver_request_duration_seconds_bucket";
+const DISPATCHED: &str = "apiserver_flowcontrol_dispatched_requests_total";
+/// The FlowSchemas of `install/`, which tell the requests of Thuban's ServiceAccounts from all others.
+const FLOW_SCHEMAS: [&str; 2] = ["thuban", "thuban-leases"];
 
 /// A verb on a resource, such as `PUT endpoints/status`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,6 +27,8 @@ pub struct Metrics {
     pub done: BTreeMap<Request, f64>,
     /// Requests for the same that were refused: conflicts and objects that exist already.
     pub refused: BTreeMap<Request, f64>,
+    /// Requests of every kind from all of Thuban: reads and the beginnings of watches, too.
+    pub from_thuban: f64,
     /// Bounds in seconds (as text, for order), each with how many writes of pods and of Thuban's kinds took at most
     /// that long.
     buckets: BTreeMap<String, f64>,
@@ -47,7 +52,7 @@ fn parse(text: &str) -> Metrics {
         let Some((name, rest)) = line.split_once('{') else {
             continue;
         };
-        if name != TOTAL && name != BUCKETS {
+        if ![TOTAL, BUCKETS, DISPATCHED].contains(&name) {
             continue;
         }
         let Some((labels, value)) = rest.rsplit_once("} ") else {
@@ -64,6 +69,12 @@ fn parse(text: &str) -> Metrics {
         let (Ok(value), verb) = (value.trim().parse::<f64>(), label("verb")) else {
             continue;
         };
+        if name == DISPATCHED {
+            if FLOW_SCHEMAS.contains(&label("flow_schema")) {
+                metrics.from_thuban += value;
+            }
+            continue;
+        }
         let is_write = matches!(verb, "POST" | "PUT" | "PATCH" | "DELETE" | "APPLY");
         let is_ours = GROUPS.contains(&label("group"));
         if !is_write || !(is_ours || (name == BUCKETS && label("resource") == "pods")) {
@@ -108,6 +119,7 @@ impl Metrics {
         Self {
             done: less(&self.done, &then.done),
             refused: less(&self.refused, &then.refused),
+            from_thuban: self.from_thuban - then.from_thuban,
             buckets: self.buckets.iter().map(bucket).collect(),
         }
     }
@@ -170,5 +182,22 @@ mod tests {
         assert_eq!(change.refused.len(), 1);
         assert_eq!(change.quantile_ms(0.5), Some(50.0));
         assert_eq!(change.quantile_ms(0.99), Some(f64::INFINITY));
+    }
+
+    #[test]
+    fn requests_of_thuban_are_told_by_their_flow_schemas() {
+        let text = |count: u32| {
+            let line = |schema: &str| {
+                format!(
+                    "apiserver_flowcontrol_dispatched_requests_total{{flow_schema=\"{schema}\",priority_level=\"thuban\"}} {count}\n"
+                )
+            };
+            ["thuban", "thuban-leases", "service-accounts", "exempt"]
+                .map(line)
+                .concat()
+        };
+        let change = parse(&text(7)).since(&parse(&text(2)));
+        assert!((change.from_thuban - 10.0).abs() < 0.1, "{}", change.from_thuban);
+        assert!(change.done.is_empty() && change.refused.is_empty());
     }
 }

@@ -15,6 +15,7 @@ mod policies;
 pub mod process;
 mod progress;
 pub mod report;
+mod rest;
 mod resync;
 mod sampler;
 mod tally;
@@ -202,6 +203,7 @@ impl Bench {
         self.make_tenants(few_networks, plan.networks).await?;
         self.load().await?;
         self.operator.check(&self.plane.launch)?;
+        self.rest().await?;
         for &rate in &plan.ladder {
             self.churn(rate, LADDER_SECONDS, &format!("at_{rate}_")).await?;
         }

@@ -42,7 +42,7 @@ pub struct Plane {
     server: ApiServer,
     /// A client with the rights of the cluster's administrator.
     pub admin: Client,
-    /// A client with the rights of transitd: reads the operator's Lease.
+    /// A client with the rights of transitd: reads the operator's Lease and Droplets.
     pub transitd: Client,
     pub launch: Launch,
 }

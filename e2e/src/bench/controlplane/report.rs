@@ -143,6 +143,15 @@ fn goals(plan: &Plan) -> Vec<Goal> {
     ]
 }
 
+/// Returns the goals of a cluster at rest.
+fn rest_goals() -> [Goal; 1] {
+    [(
+        "requests_at_rest_per_s",
+        Some(Bound::AtMost(1.0)),
+        "requests of every kind from all of Thuban at rest",
+    )]
+}
+
 /// Returns the goals with network policies.
 fn policy_goals(plan: &Plan) -> Vec<Goal> {
     use Bound::AtMost;
@@ -219,7 +228,8 @@ impl Report {
 
     fn tables(&self, plan: &Plan) -> String {
         let mut table = Table::new(["metric", "", "what it is", "goal"]).right(1..2);
-        for (metric, bound, meaning) in goals(plan).into_iter().chain(policy_goals(plan)) {
+        let goals = goals(plan).into_iter().chain(rest_goals());
+        for (metric, bound, meaning) in goals.chain(policy_goals(plan)) {
             let Some(value) = self.value(metric) else { continue };
             let goal = bound.map(|bound| judge(value, bound)).unwrap_or_default();
             table.row([metric, &number(value), meaning, &goal]);
