@@ -45,10 +45,10 @@ fn hung_droplet_turns_suspect_and_roles_move_without_loss() {
         eprintln!("{node} is Suspect after {suspect:.1?}, its bouncer works elsewhere after {moved:.1?}");
         if is_long() {
             let kubelet = Hanging::new(cluster, node, "kubelet")?;
-            cluster.wait_for("NotReady", Duration::from_secs(120), is("NotReady"))?;
+            cluster.wait_for("NotReady", Duration::from_mins(2), is("NotReady"))?;
             eprintln!("{node} is NotReady after {:.1?}", since.elapsed());
             drop(kubelet);
-            cluster.wait_for("Suspect again", Duration::from_secs(60), is("Suspect"))?;
+            cluster.wait_for("Suspect again", Duration::from_mins(1), is("Suspect"))?;
         }
         drop(hanging);
         cluster.wait_for("Connected", Duration::from_secs(30), is("Connected"))
