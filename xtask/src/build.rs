@@ -20,7 +20,7 @@ use crate::{
 };
 
 /// Packages whose binaries go into images.
-pub const PACKAGES: [&str; 3] = ["thuban-operator", "transitd", "thuban-cni"];
+pub const PACKAGES: [&str; 4] = ["thuban-operator", "transitd", "thuban-cni", "thuban-connectivity"];
 
 /// The name of the demo's cluster.
 pub const DEMO: &str = "demo";
@@ -99,9 +99,10 @@ pub fn root() -> PathBuf {
 /// Builds what is out of date, as users run it.
 pub fn run() -> Result<()> {
     deps::ensure()?;
-    step("release binaries (operator, transitd, CNI plugin)", || {
-        release(&[])
-    })?;
+    step(
+        "release binaries (operator, transitd, CNI plugin, connectivity)",
+        || release(&[]),
+    )?;
     images(Profile::Release)
 }
 
@@ -110,7 +111,7 @@ pub fn demo() -> Result<()> {
     deps::ensure()?;
     std::thread::scope(|scope| {
         let tools = scope.spawn(kube::binaries);
-        let built = step("binaries (operator, transitd, CNI plugin)", || {
+        let built = step("binaries (operator, transitd, CNI plugin, connectivity)", || {
             compile(Profile::Demo, &PACKAGES, &[])
         });
         let object = step("eBPF programs", ebpf::build);
@@ -257,7 +258,7 @@ fn plugin(release: &Path, work: &Path) -> Result<PathBuf> {
 fn make_images(profile: Profile, object: &Path, tools: &Path) -> Result<()> {
     let work = images_files(profile)?;
     let binaries = profile.binaries()?;
-    let [operator, transitd] = ["thuban-operator", "transitd"]
+    let [operator, transitd, connectivity] = ["thuban-operator", "transitd", "thuban-connectivity"]
         .map(|name| stripped(&binaries.join(name), &work.join(name), "--strip-debug"));
     let mut plugin = plugin(&binaries, &work);
     if profile == Profile::Release {
@@ -265,7 +266,7 @@ fn make_images(profile: Profile, object: &Path, tools: &Path) -> Result<()> {
     }
     let pause = compile_pause(&work.join("pause"))?;
     let nft = images::with_libraries(&deps::program("nft")?)?;
-    let [operator, transitd] = own_images(operator?, transitd?, plugin?, object, nft);
+    let [operator, transitd] = own_images(operator?, transitd?, plugin?, connectivity?, object, nft);
     let list = [
         operator,
         transitd,
@@ -301,12 +302,15 @@ pub fn own_images(
     operator: PathBuf,
     transitd: PathBuf,
     plugin: PathBuf,
+    connectivity: PathBuf,
     object: &Path,
     nft: Vec<(PathBuf, String)>,
 ) -> [Image<'static>; 2] {
     let mut daemon = vec![
         (transitd, "/bin/transitd".into()),
         (plugin, "/opt/thuban/thuban".into()),
+        // Every node has this image: the pods of `kubectl thuban connectivity test` need no other.
+        (connectivity, "/bin/thuban-connectivity".into()),
         (object.to_path_buf(), "/usr/lib/thuban/thuban-programs.o".into()),
     ];
     daemon.extend(nft);

@@ -59,6 +59,7 @@ fn make_images(debian: &Debian, binaries: &Path, object: &Path) -> Result<()> {
         copy("thuban-operator", "--strip-debug")?,
         copy("transitd", "--strip-debug")?,
         copy("thuban", "--strip-all")?,
+        copy("thuban-connectivity", "--strip-debug")?,
         object,
         debian.with_libraries("nft")?,
     );
