@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use thuban_api::SYSTEM_NAMESPACE;
+use thuban_api::cidr::Cidr;
 
 const EXAMPLES: &str = "Examples:
   kubectl thuban status                  what works, what does not, and what to do
@@ -12,6 +13,7 @@ const EXAMPLES: &str = "Examples:
   kubectl thuban check -o json           what may go wrong, for a program
   kubectl thuban tree red                VPC red: its networks, bouncers, dividers, pods
   kubectl thuban why web-0 db-0:5432     what keeps packets of web-0 from db-0
+  kubectl thuban connectivity test       whether pods reach what they should, and nothing else
   kubectl thuban trace red/web-0         the packets of a pod, hop by hop on its node
   kubectl thuban explain NetworkFull     what a reason means
   kubectl thuban sysdump                 an archive for those who help you
@@ -41,6 +43,18 @@ const WHY_EXAMPLES: &str = "Examples:
 
 The first line begins with OK, NO or UNKNOWN: exit status 0, 1 or 2. The operator answers by what it knows; no packet
 is sent. You need the right to create and delete PathTraces in the source's namespace, as the role edit has it.";
+const CONNECTIVITY_EXAMPLES: &str = "Examples:
+  kubectl thuban connectivity test";
+const TEST_EXAMPLES: &str = "Examples:
+  kubectl thuban connectivity test
+  kubectl thuban connectivity test -o json       one document at the end
+  kubectl thuban connectivity test --keep        pods stay, to be looked at
+  kubectl thuban connectivity test --cidr 172.30.0.0/16
+
+It makes two namespaces, and two VPCs with equal addresses. Pods there ask each other by TCP and UDP. It deletes all
+that it made, also after Ctrl-C. You need the rights of a cluster administrator; no command is run in a pod.
+
+Exit status: 0 if all checks passed, 1 if one failed, 2 if not all could be checked.";
 const EXPLAIN_EXAMPLES: &str = "Examples:
   kubectl thuban explain NamespaceNotAllowed    a reason of a condition or an event
   kubectl thuban explain outside_vpc            a reason of `transitd counters` and `transitd trace`";
@@ -79,8 +93,8 @@ const COMPLETIONS_EXAMPLES: &str = "Examples:
 
 The script completes the words of `kubectl-thuban`.";
 
-/// Says how Thuban stands in a cluster, and why. It changes nothing, but for `uninstall`; `why` makes an object and
-/// deletes it.
+/// Says how Thuban stands in a cluster, and why. It changes nothing, but for `uninstall`; `why` and `connectivity test`
+/// make objects and delete them.
 #[derive(Debug, Parser)]
 #[command(
     name = "kubectl-thuban",
@@ -185,6 +199,12 @@ pub enum Verb {
     /// Removes Thuban from the cluster, with all that is in its VPCs.
     #[command(after_help = UNINSTALL_EXAMPLES)]
     Uninstall(Uninstall),
+    /// Tests the network by pods that it makes and deletes.
+    #[command(after_help = CONNECTIVITY_EXAMPLES)]
+    Connectivity {
+        #[command(subcommand)]
+        verb: ConnectivityVerb,
+    },
     /// Says what a reason means, and what to do about it.
     #[command(after_help = EXPLAIN_EXAMPLES)]
     Explain {
@@ -200,6 +220,56 @@ pub enum Verb {
         /// The shell.
         shell: Shell,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum ConnectivityVerb {
+    /// Checks pairs of pods, isolation of VPCs, Services, DNS, ways out, and a network policy.
+    #[command(after_help = TEST_EXAMPLES)]
+    Test(TestOptions),
+}
+
+#[derive(Clone, Debug, Args)]
+pub struct TestOptions {
+    /// Seconds until the test gives up, without the time to delete its objects.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 180,
+        value_parser = clap::value_parser!(u64).range(1..=86_400)
+    )]
+    pub timeout: u64,
+    /// Image of the pods, with /bin/thuban-connectivity in it. Default: transitd's image, which every node has.
+    #[arg(long)]
+    pub image: Option<String>,
+    /// Beginning of the names of namespaces, VPCs and networks.
+    #[arg(
+        long,
+        value_name = "PREFIX",
+        default_value = "thuban-connectivity",
+        value_parser = prefix
+    )]
+    pub namespace_prefix: String,
+    /// Range of both VPCs, IPv4 and /23 or larger. Services, nodes and the VPC `default` may have no address in it.
+    #[arg(long, value_name = "CIDR", default_value = "10.213.0.0/16")]
+    pub cidr: Cidr,
+    /// Deletes nothing, so that you can look at the pods.
+    #[arg(long)]
+    pub keep: bool,
+}
+
+/// Reads the beginning of names that are DNS labels.
+fn prefix(text: &str) -> Result<String, String> {
+    const LONGEST: usize = 50;
+    let is_fit = |letter: char| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == '-';
+    let starts = text.starts_with(|letter: char| is_fit(letter) && letter != '-');
+    if starts && text.len() <= LONGEST && text.chars().all(is_fit) {
+        Ok(text.to_owned())
+    } else {
+        Err(format!(
+            "use a-z, 0-9 and -, at most {LONGEST} of them, and begin with a letter or a digit"
+        ))
+    }
 }
 
 #[derive(Clone, Copy, Debug, Args)]
@@ -264,7 +334,7 @@ pub enum Format {
 mod tests {
     use clap::{CommandFactory, Parser};
 
-    use super::{Arguments, Format, Verb};
+    use super::{Arguments, ConnectivityVerb, Format, Verb};
 
     #[test]
     fn the_command_line_is_consistent_and_has_examples() {
@@ -278,6 +348,29 @@ mod tests {
                 verb.get_name()
             );
         }
+    }
+
+    #[test]
+    fn a_test_has_a_prefix_that_begins_names() {
+        let read = |more: &[&str]| {
+            let line = [&["kubectl-thuban", "connectivity", "test"][..], more].concat();
+            Arguments::try_parse_from(line)
+        };
+        let Verb::Connectivity {
+            verb: ConnectivityVerb::Test(options),
+        } = read(&[]).unwrap().verb
+        else {
+            panic!("another verb");
+        };
+        assert_eq!(options.namespace_prefix, "thuban-connectivity");
+        assert_eq!((options.timeout, options.keep), (180, false));
+        assert!(read(&["--namespace-prefix", "net-7"]).is_ok());
+        for bad in ["", "-a", "A", "a.b", "a".repeat(51).as_str()] {
+            let line = format!("--namespace-prefix={bad}");
+            assert!(read(&[&line]).is_err(), "{bad}");
+        }
+        assert!(read(&["--timeout", "0"]).is_err());
+        assert!(read(&["--cidr", "10.0.0.1/16"]).is_err());
     }
 
     #[test]

@@ -59,6 +59,29 @@ pub enum CliError {
     TraceEnded(String),
     #[error("the removal ended: {0}")]
     Ended(#[from] tokio::task::JoinError),
+    #[error(
+        "there is no DaemonSet transitd in namespace {0}: name the image by --image, or Thuban's namespace by \
+         --system-namespace"
+    )]
+    NoImage(String),
+    #[error("no node takes pods: kubectl get nodes,droplets shows taints and droplets that are not Ready")]
+    NoNodes,
+    #[error("--cidr {0}: it must be an IPv4 range of /23 or larger")]
+    RangeTooSmall(String),
+    #[error("an object of the test: {0}")]
+    Manifest(#[source] serde_json::Error),
+    #[error(
+        "{}: another test runs, or one was kept: delete its namespaces, networks and VPCs, or choose another \
+         --namespace-prefix",
+        .0.message
+    )]
+    Exists(Box<kube::core::Status>),
+    #[error("{0}")]
+    Unfit(String),
+    #[error("stopped after {seconds} s, see --timeout; it waited for this: {waiting}")]
+    Late { seconds: u64, waiting: String },
+    #[error("stopped by the user")]
+    Stopped,
     #[error("no reason is called {name}; {}", suggest(.similar))]
     UnknownReason {
         name: String,

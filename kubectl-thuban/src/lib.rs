@@ -3,11 +3,13 @@
 //! [`uninstall`] have [`kubectl`] run what needs more than objects.
 //!
 //! It works by the rights of its user. What these don't allow is named, and the rest is shown. It changes nothing, but
-//! for [`why`], which makes a PathTrace and deletes it, and [`uninstall`].
+//! for [`why`], which makes a PathTrace and deletes it, [`connectivity`], which makes pods and deletes them, and
+//! [`uninstall`].
 
 pub mod arguments;
 pub mod check;
 mod conditions;
+pub mod connectivity;
 pub mod endpoints;
 pub mod error;
 pub mod explain;
@@ -34,7 +36,7 @@ use std::time::Duration;
 use clap::CommandFactory;
 use k8s_openapi::jiff::Timestamp;
 
-use crate::arguments::{Arguments, Connection, Format, Uninstall, Verb};
+use crate::arguments::{Arguments, Connection, ConnectivityVerb, Format, Uninstall, Verb};
 use crate::endpoints::Row;
 use crate::error::CliError;
 use crate::fetch::{Cluster, Scope};
@@ -76,6 +78,12 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, CliError> {
         }
         Verb::Values { env } => find_values(&connection, output, env).await,
         Verb::Uninstall(options) => remove(&connection, options).await,
+        Verb::Connectivity {
+            verb: ConnectivityVerb::Test(options),
+        } => {
+            let cluster = Cluster::connect(&connection).await?;
+            Box::pin(connectivity::test(&cluster, output, &options)).await
+        }
         Verb::Explain { reason } => explain_reason(output, reason),
         Verb::Version => show_versions(&connection, output).await,
         Verb::Completions { shell } => {

@@ -4,7 +4,7 @@
 
 use std::process::{Command, Output};
 
-const VERBS: [&str; 12] = [
+const VERBS: [&str; 13] = [
     "status",
     "check",
     "tree",
@@ -14,6 +14,7 @@ const VERBS: [&str; 12] = [
     "sysdump",
     "values",
     "uninstall",
+    "connectivity",
     "explain",
     "version",
     "completions",
@@ -87,6 +88,7 @@ fn no_cluster_means_that_it_could_not_look() {
         "trace a",
         "values",
         "sysdump",
+        "connectivity test",
     ] {
         let words: Vec<&str> = line.split(' ').collect();
         let output = run(&[&words[..], &["--kubeconfig", "/nonexistent/kubeconfig"]].concat());

@@ -1,11 +1,13 @@
 //! What is printed: reports as text for people, or as JSON or YAML for programs. The documented form of JSON is that of
 //! the reports' fields.
 
+mod connectivity;
 mod lines;
 mod tables;
 mod tree;
 mod why;
 
+pub use connectivity::{connectivity, finding};
 pub use lines::report;
 pub use tables::{endpoints, explanations, versions};
 pub use tree::tree;

@@ -1,5 +1,7 @@
+use crate::connectivity::{self, Finding, State};
 use crate::endpoints::listing;
 use crate::report::{Line, Problem, Report};
+use crate::report::{PLUGIN, Verdict};
 use crate::{explain, status, testing, tree, version};
 
 use super::Style;
@@ -161,6 +163,44 @@ fn an_answer_for_programs_has_the_documented_fields() {
     assert_eq!(answer["reason"], "PolicyDenies");
     assert_eq!(answer["steps"][1]["state"], "fail");
     assert!(answer["evaluatedAt"].is_string(), "{answer}");
+}
+
+#[test]
+fn a_connectivity_test_has_lines_and_a_summary() {
+    let finding = |state: State, message: &str| Finding {
+        group: "pairs",
+        check: "red > web-0 (TCP)".to_owned(),
+        state,
+        message: message.to_owned(),
+    };
+    let checks = vec![
+        finding(State::Ok, "red/web-0 answered"),
+        finding(State::Fail, "no answer in time"),
+    ];
+    let lines: Vec<String> = checks.iter().map(|one| super::finding(one, PLAIN)).collect();
+    assert_eq!(
+        lines,
+        [
+            " ok    pairs      red > web-0 (TCP): red/web-0 answered\n",
+            " FAIL  pairs      red > web-0 (TCP): no answer in time\n",
+        ]
+    );
+    let report = connectivity::Report {
+        verdict: Verdict::Found,
+        plugin: PLUGIN,
+        checks,
+        error: Some("stopped by the user".to_owned()),
+        left: vec!["VPC red: is being deleted".to_owned()],
+        remedy: "ask why".to_owned(),
+    };
+    assert_eq!(
+        super::connectivity(&report, PLAIN),
+        "NO       1 checks passed, 1 failed, 0 skipped\n         stopped by the user\n         \
+         not deleted: VPC red: is being deleted\n         -> ask why\n"
+    );
+    let value = serde_json::to_value(&report).unwrap();
+    assert_eq!(value["checks"][1]["state"], "fail");
+    assert_eq!(value["verdict"], "found");
 }
 
 #[test]

@@ -40,7 +40,7 @@ fn add(text: &mut String, step: &PathStep, style: Style) {
     }
 }
 
-fn coloured(word: &str, colour: &str, style: Style) -> String {
+pub(super) fn coloured(word: &str, colour: &str, style: Style) -> String {
     if style.has_colour {
         format!("\x1b[{colour}m{word}\x1b[0m")
     } else {

@@ -4,6 +4,7 @@ mod admission;
 mod bandwidth;
 mod command_line;
 mod connectivity;
+mod connectivity_test;
 mod crd_validation;
 mod dns;
 mod drops;

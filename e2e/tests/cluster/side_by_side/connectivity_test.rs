@@ -1,0 +1,115 @@
+//! `kubectl thuban connectivity test`: a healthy cluster passes, a planted fault is found, and nothing is left.
+
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use serde_json::{Value, json};
+use thuban_cluster::Cluster;
+
+use super::command_line::administrator;
+use crate::support::{apply, get, lock};
+use crate::tenants::tenants;
+
+const NAMESPACE_WAIT: Duration = Duration::from_secs(30);
+
+/// Returns the findings of a group.
+fn group<'a>(report: &'a Value, group: &str) -> Vec<&'a Value> {
+    let checks = report["checks"].as_array().into_iter().flatten();
+    checks.filter(|check| check["group"] == group).collect()
+}
+
+/// Returns the objects of a test that are still there.
+fn left(cluster: &Cluster, prefix: &str) -> Result<Vec<String>> {
+    let mut left = Vec::new();
+    for kind in ["namespaces", "vpcs.thuban.dev", "networks.thuban.dev"] {
+        let list = get(cluster, &[kind])?;
+        let names = list["items"].as_array().into_iter().flatten();
+        let names = names.filter_map(|object| object["metadata"]["name"].as_str());
+        left.extend(
+            names
+                .filter(|name| name.starts_with(prefix))
+                .map(|name| format!("{kind} {name}")),
+        );
+    }
+    Ok(left)
+}
+
+#[test]
+fn a_healthy_cluster_passes_and_keeps_nothing() {
+    let cluster = &tenants().cluster;
+    // CoreDNS comes and goes while another test has this lock.
+    let _red = lock(cluster, "vpc-red").unwrap();
+    let said = administrator("connectivity test --namespace-prefix cli-good -o json");
+    assert_eq!(said.code, Some(0), "{said:?}");
+    let report = said.json();
+    assert_eq!(report["verdict"], "good", "{report}");
+    for name in ["pairs", "isolation", "services", "egress", "policy"] {
+        let own = group(&report, name);
+        assert!(own.len() >= 2, "{name}: {report}");
+        assert!(own.iter().all(|check| check["state"] == "ok"), "{name}: {report}");
+    }
+    let far = group(&report, "pairs");
+    let is_far = |check: &&&Value| {
+        let text = check["check"].as_str();
+        text.is_some_and(|text| text.contains("other network, other node"))
+    };
+    assert_eq!(far.iter().filter(is_far).count(), 4, "two VPCs, TCP and UDP");
+    assert_eq!(left(cluster, "cli-good").unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_policy_that_denies_all_is_found() {
+    let cluster = &tenants().cluster;
+    let _red = lock(cluster, "vpc-red").unwrap();
+    let policy = json!({
+        "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "deny-all", "namespace": "cli-bad-a"},
+        "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
+    });
+    let said = std::thread::scope(|scope| {
+        let test = scope.spawn(|| administrator("connectivity test --namespace-prefix cli-bad"));
+        // The namespace comes first, the pods some seconds later.
+        let end = Instant::now() + NAMESPACE_WAIT;
+        while apply(cluster, std::slice::from_ref(&policy)).is_err() {
+            assert!(Instant::now() < end, "no namespace cli-bad-a");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        test.join().unwrap()
+    });
+    assert_eq!(said.code, Some(1), "{said:?}");
+    let of_a = "cli-bad-a > web-1 ";
+    let mut failed = said.output.lines().filter(|line| line.starts_with(" FAIL  "));
+    assert!(failed.any(|line| line.contains(of_a)), "{said:?}");
+    // The other VPC is not affected.
+    assert!(
+        !said
+            .output
+            .lines()
+            .any(|line| line.starts_with(" FAIL  ") && line.contains("cli-bad-b > ")),
+        "{said:?}"
+    );
+    assert!(
+        said.output.contains("kubectl thuban why cli-bad-a/client"),
+        "{said:?}"
+    );
+    assert_eq!(left(cluster, "cli-bad").unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_missing_image_is_named_and_the_objects_go() {
+    let cluster = &tenants().cluster;
+    let line =
+        "connectivity test --namespace-prefix cli-pull --timeout 25 --image localhost:1/no-such-image:1";
+    let said = administrator(line);
+    assert_eq!(said.code, Some(2), "{said:?}");
+    assert!(
+        said.error.contains("not yet: pod cli-pull-a/"),
+        "told while it waits: {said:?}"
+    );
+    let words = ["ErrImagePull", "ImagePullBackOff", "Failed"];
+    assert!(
+        words.iter().any(|word| said.output.contains(word)),
+        "told at the end: {said:?}"
+    );
+    assert_eq!(left(cluster, "cli-pull").unwrap(), Vec::<String>::new());
+}
