@@ -367,7 +367,7 @@ mod tests {
         assert!(read(&["--namespace-prefix", "net-7"]).is_ok());
         for bad in ["", "-a", "A", "a.b", "a".repeat(51).as_str()] {
             let line = format!("--namespace-prefix={bad}");
-            assert!(read(&[&line]).is_err(), "{bad}");
+            assert!(read(&[line.as_str()]).is_err(), "{bad}");
         }
         assert!(read(&["--timeout", "0"]).is_err());
         assert!(read(&["--cidr", "10.0.0.1/16"]).is_err());

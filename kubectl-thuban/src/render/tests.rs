@@ -1,7 +1,6 @@
 use crate::connectivity::{self, Finding, State};
 use crate::endpoints::listing;
-use crate::report::{Line, Problem, Report};
-use crate::report::{PLUGIN, Verdict};
+use crate::report::{Line, PLUGIN, Problem, Report, Verdict};
 use crate::{explain, status, testing, tree, version};
 
 use super::Style;
