@@ -11,7 +11,7 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use crate::ask::{AskError, connected};
 
 /// Returns the addresses in order, with commas between them.
-pub fn addresses(server: SocketAddr, name: &str, limit: Duration) -> Result<String, AskError> {
+pub(crate) fn addresses(server: SocketAddr, name: &str, limit: Duration) -> Result<String, AskError> {
     let mut question = Query::new();
     question
         .set_name(Name::from_ascii(format!("{name}."))?)

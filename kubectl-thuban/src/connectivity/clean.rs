@@ -14,11 +14,14 @@ use super::manifests::RUN_LABEL;
 use super::plan::{NETWORKS, Plan, Side};
 
 const POLL: Duration = Duration::from_millis(500);
+/// When objects are still there after this time, they are told.
+const SAY_AFTER: Duration = Duration::from_secs(10);
 
 /// Deletes all objects of a run and waits until they are gone. Returns those that are not, and why.
 pub async fn clean(client: &Client, plan: &Plan, limit: Duration) -> Vec<String> {
-    let end = Instant::now() + limit;
+    let began = Instant::now();
     let mut were_gone = false;
+    let mut told = Vec::new();
     loop {
         let mut left = Vec::new();
         for side in Side::BOTH {
@@ -26,8 +29,12 @@ pub async fn clean(client: &Client, plan: &Plan, limit: Duration) -> Vec<String>
         }
         // Objects are looked for twice: a request to make one may have been on its way.
         let are_gone = left.is_empty();
-        if (are_gone && were_gone) || Instant::now() >= end {
+        if (are_gone && were_gone) || began.elapsed() >= limit {
             return left;
+        }
+        if began.elapsed() >= SAY_AFTER && !are_gone && left != told {
+            eprintln!("not yet: {}", left.join("; "));
+            told = left;
         }
         were_gone = are_gone;
         sleep(POLL).await;

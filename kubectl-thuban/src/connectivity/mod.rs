@@ -37,7 +37,7 @@ use plan::{ALONE, CLIENT, Plan, Side};
 use run::{Run, Tell};
 
 /// How long objects may take until they are deleted.
-const CLEAN_TIMEOUT: Duration = Duration::from_secs(90);
+const CLEAN_TIMEOUT: Duration = Duration::from_mins(2);
 
 /// What the test found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
