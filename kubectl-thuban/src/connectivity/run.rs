@@ -189,7 +189,7 @@ impl<'a> Run<'a> {
 
     /// Makes Services and policies. Returns the Services' ClusterIPs.
     async fn make_services(&self) -> Result<[IpAddr; 2], CliError> {
-        let mut addresses = [IpAddr::from([0; 4]); 2];
+        let mut addresses = [IpAddr::from([0_u8; 4]); 2];
         for (side, address) in Side::BOTH.into_iter().zip(&mut addresses) {
             let policies: Api<NetworkPolicy> = self.namespaced(side);
             create(&policies, manifests::policy(self.plan, side)).await?;
