@@ -49,6 +49,7 @@ const TEST_EXAMPLES: &str = "Examples:
   kubectl thuban connectivity test
   kubectl thuban connectivity test -o json       one document at the end
   kubectl thuban connectivity test --keep        pods stay, to be looked at
+  kubectl thuban connectivity test --node node-a --node node-b
   kubectl thuban connectivity test --cidr 172.30.0.0/16
 
 It makes two namespaces, and two VPCs with equal addresses. Pods there ask each other by TCP and UDP. It deletes all
@@ -242,6 +243,9 @@ pub struct TestOptions {
     /// Image of the pods, with /bin/thuban-connectivity in it. Default: transitd's image, which every node has.
     #[arg(long)]
     pub image: Option<String>,
+    /// A node of the pods. May be given twice. Default: the first two, by name, that take pods.
+    #[arg(long = "node", value_name = "NODE")]
+    pub nodes: Vec<String>,
     /// Beginning of the names of namespaces, VPCs and networks.
     #[arg(
         long,

@@ -64,6 +64,14 @@ pub enum CliError {
          --system-namespace"
     )]
     NoImage(String),
+    #[error("you may not {0}: the test needs these rights, which a cluster administrator has")]
+    MayNotTest(String),
+    #[error(
+        "node {0} takes no pods of the test: it is not there, it is tainted or cordoned, or its droplet is not Ready"
+    )]
+    NodeUnfit(String),
+    #[error("--node may be given twice at most")]
+    TooManyNodes,
     #[error("no node takes pods: kubectl get nodes,droplets shows taints and droplets that are not Ready")]
     NoNodes,
     #[error("--cidr {0}: it must be an IPv4 range of /23 or larger")]
@@ -71,9 +79,9 @@ pub enum CliError {
     #[error("an object of the test: {0}")]
     Manifest(#[source] serde_json::Error),
     #[error(
-        "{}: another test runs, or one was kept: delete its namespaces, networks and VPCs, or choose another \
-         --namespace-prefix",
-        .0.message
+        "{}: another test runs, or one was kept: wait for it, delete what `kubectl get namespaces,networks,vpcs -l {}` \
+         shows, or choose another --namespace-prefix and another --cidr",
+        .0.message, crate::connectivity::RUN_LABEL
     )]
     Exists(Box<kube::core::Status>),
     #[error("{0}")]

@@ -13,6 +13,9 @@ const ANSWER_PATIENCE_MS: u64 = 15_000;
 /// How long nobody may answer. Longer than it takes until a lost first packet is sent again.
 const SILENCE_PATIENCE_MS: u64 = 4_000;
 
+/// How many letters of an answer are shown.
+const LONGEST_SHOWN: usize = 200;
+
 /// What the clients need to know of the cluster.
 #[derive(Clone, Debug)]
 pub struct Facts {
@@ -138,18 +141,21 @@ pub fn judge(plan: &Plan, check: &Check, outcome: &Outcome) -> Finding {
         (Expected::OneOf(right), Outcome::Answered(name)) if right.contains(name) => {
             (State::Ok, answered(name))
         }
-        (_, Outcome::Answered(name)) if name.starts_with(&other) => {
-            (State::Fail, format!("LEAK: {name}, of the other VPC, answered"))
-        }
+        (_, Outcome::Answered(name)) if name.starts_with(&other) => (
+            State::Fail,
+            format!("LEAK: {}, of the other VPC, answered", printable(name)),
+        ),
         (Expected::OneOf(right), Outcome::Answered(name)) => (
             State::Fail,
             format!("{} in place of {}", answered(name), right.join(" or ")),
         ),
-        (Expected::OneOf(_), Outcome::Failed(why)) => (State::Fail, why.clone()),
+        (Expected::OneOf(_), Outcome::Failed(why)) => (State::Fail, printable(why)),
         (Expected::Nobody, Outcome::Answered(name)) => {
             (State::Fail, format!("{}, and nobody may", answered(name)))
         }
-        (Expected::Nobody, Outcome::Failed(why)) => (State::Ok, format!("nobody answers: {why}")),
+        (Expected::Nobody, Outcome::Failed(why)) => {
+            (State::Ok, format!("nobody answers: {}", printable(why)))
+        }
     };
     Finding {
         group: check.group,
@@ -163,8 +169,16 @@ fn answered(name: &str) -> String {
     if name.is_empty() {
         "a connection was accepted".to_owned()
     } else {
-        format!("{name} answered")
+        format!("{} answered", printable(name))
     }
+}
+
+/// Returns a text without what would move the cursor of a terminal. Whoever answers may be a stranger.
+fn printable(text: &str) -> String {
+    text.chars()
+        .filter(|letter| !letter.is_control())
+        .take(LONGEST_SHOWN)
+        .collect()
 }
 
 /// Collects the checks of one client.
@@ -383,10 +397,17 @@ mod tests {
             (silent, nothing, State::Ok, "nobody answers"),
             (silent, said("test-b/alone"), State::Fail, "LEAK: test-b/alone"),
             (silent, said("x"), State::Fail, "nobody may"),
+            (
+                silent,
+                said("\x1b[2Jx\n"),
+                State::Fail,
+                "[2Jx answered, and nobody may",
+            ),
         ] {
             let finding = judge(&plan, check, &outcome);
             assert_eq!(finding.state, state, "{finding:?}");
             assert!(finding.message.contains(message), "{finding:?}");
+            assert!(!finding.message.contains(char::is_control), "{finding:?}");
         }
     }
 

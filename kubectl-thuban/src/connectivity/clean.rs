@@ -10,8 +10,9 @@ use serde::de::DeserializeOwned;
 use thuban_api::{Network, Vpc};
 use tokio::time::{Instant, sleep};
 
-use super::manifests::RUN_LABEL;
+use super::manifests::{RUN_LABEL, selector};
 use super::plan::{NETWORKS, Plan, Side};
+use super::say;
 
 const POLL: Duration = Duration::from_millis(500);
 /// When objects are still there after this time, they are told.
@@ -33,7 +34,7 @@ pub async fn clean(client: &Client, plan: &Plan, limit: Duration) -> Vec<String>
             return left;
         }
         if began.elapsed() >= SAY_AFTER && !are_gone && left != told {
-            eprintln!("not yet: {}", left.join("; "));
+            say(&format!("not yet: {}", left.join("; ")));
             told = left;
         }
         were_gone = are_gone;
@@ -69,7 +70,7 @@ async fn clean_side(client: &Client, plan: &Plan, side: Side) -> Vec<String> {
 
 /// Deletes pods and Services of a namespace that is being deleted: Kubernetes begins with them some seconds later.
 async fn empty(client: &Client, namespace: &str, plan: &Plan) {
-    let own = ListParams::default().labels(&format!("{RUN_LABEL}={}", plan.run));
+    let own = ListParams::default().labels(&selector(plan));
     let parameters = DeleteParams::default();
     let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
     let services: Api<Service> = Api::namespaced(client.clone(), namespace);

@@ -14,6 +14,7 @@ use thuban_api::{ConditionStatus, Droplet};
 
 use super::checks::Dns;
 use super::failed;
+use super::plan::MAX_NODES;
 use crate::error::CliError;
 
 /// The name of the node daemon's DaemonSet, and of its container.
@@ -51,6 +52,30 @@ pub async fn nodes(client: &Client) -> Result<Vec<String>, CliError> {
     Ok(fit(&nodes.items, &droplets.items))
 }
 
+/// Returns the nodes of the test: those that the user wants, or all that are fit.
+pub fn choose(fit: Vec<String>, wanted: &[String]) -> Result<Vec<String>, CliError> {
+    if wanted.is_empty() {
+        return if fit.is_empty() {
+            Err(CliError::NoNodes)
+        } else {
+            Ok(fit)
+        };
+    }
+    let mut chosen: Vec<String> = Vec::new();
+    for node in wanted {
+        if !fit.contains(node) {
+            return Err(CliError::NodeUnfit(node.clone()));
+        }
+        if !chosen.contains(node) {
+            chosen.push(node.clone());
+        }
+    }
+    if chosen.len() > MAX_NODES {
+        return Err(CliError::TooManyNodes);
+    }
+    Ok(chosen)
+}
+
 fn fit(nodes: &[Node], droplets: &[Droplet]) -> Vec<String> {
     let works = |name: &String| {
         let own = droplets.iter().find(|droplet| droplet.name_any() == *name);
@@ -84,7 +109,7 @@ pub async fn api_servers(client: &Client) -> Result<(Result<SocketAddr, String>,
     let service = Box::pin(services.get_opt(name)).await.map_err(failed)?;
     let service = service
         .and_then(|service| cluster_address(&service))
-        .ok_or_else(|| "it has no ClusterIP".to_owned());
+        .ok_or_else(|| "it has no IPv4 ClusterIP".to_owned());
     let slices = slices(client, namespace, name).await?;
     Ok((service, addresses(&slices)))
 }
@@ -92,7 +117,11 @@ pub async fn api_servers(client: &Client) -> Result<(Result<SocketAddr, String>,
 fn cluster_address(service: &Service) -> Option<SocketAddr> {
     let spec = service.spec.as_ref()?;
     let port = spec.ports.as_ref()?.first()?.port;
-    let address: IpAddr = spec.cluster_ip.as_ref()?.parse().ok()?;
+    let addresses = spec.cluster_ip.iter().chain(spec.cluster_ips.iter().flatten());
+    // The pods of the test have no IPv6 address.
+    let address = addresses
+        .filter_map(|text| text.parse::<IpAddr>().ok())
+        .find(IpAddr::is_ipv4)?;
     Some(SocketAddr::new(address, u16::try_from(port).ok()?))
 }
 
@@ -175,7 +204,7 @@ mod tests {
     use k8s_openapi::api::discovery::v1::EndpointSlice;
     use serde_json::{Value, json};
 
-    use super::{addresses, fit, image_of, read_dns};
+    use super::{addresses, choose, cluster_address, fit, image_of, read_dns};
     use crate::testing::{self, object};
 
     #[test]
@@ -197,6 +226,30 @@ mod tests {
             fit(&[node("node-z", json!({}))], &droplets).is_empty(),
             "no droplet"
         );
+    }
+
+    #[test]
+    fn nodes_that_the_user_wants_are_taken_if_they_are_fit() {
+        let list = |names: &[&str]| -> Vec<String> { names.iter().map(|name| (*name).to_owned()).collect() };
+        let fit = list(&["node-a", "node-b", "node-c"]);
+        let chosen = |wanted: &[&str]| choose(fit.clone(), &list(wanted));
+        assert_eq!(chosen(&[]).unwrap(), fit);
+        assert_eq!(chosen(&["node-c", "node-a"]).unwrap(), ["node-c", "node-a"]);
+        assert_eq!(chosen(&["node-b", "node-b"]).unwrap(), ["node-b"]);
+        assert!(chosen(&["node-z"]).unwrap_err().to_string().contains("node-z"));
+        assert!(chosen(&["node-a", "node-b", "node-c"]).is_err());
+        assert!(choose(Vec::new(), &[]).is_err());
+    }
+
+    #[test]
+    fn a_service_is_asked_at_its_ipv4_address() {
+        let address = |spec: Value| cluster_address(&object(json!({"metadata": {}, "spec": spec})));
+        let ports = json!([{"port": 443}]);
+        let found =
+            address(json!({"ports": ports, "clusterIP": "fd00::1", "clusterIPs": ["fd00::1", "10.96.0.1"]}));
+        assert_eq!(found, Some("10.96.0.1:443".parse().unwrap()));
+        assert_eq!(address(json!({"ports": ports, "clusterIP": "fd00::1"})), None);
+        assert_eq!(address(json!({"ports": ports, "clusterIP": "None"})), None);
     }
 
     #[test]

@@ -17,6 +17,11 @@ const PROGRAM: &str = "/bin/thuban-connectivity";
 /// The user of the pods, as in the operator's pod: not root, as PodSecurity `restricted` wants it.
 const USER: u32 = 65532;
 
+/// Returns the selector of all objects of a run.
+pub fn selector(plan: &Plan) -> String {
+    format!("{RUN_LABEL}={}", plan.run)
+}
+
 /// Returns the namespace of a VPC, in which only `restricted` pods run.
 pub fn namespace(plan: &Plan, side: Side) -> Value {
     json!({
@@ -62,6 +67,9 @@ pub fn service(plan: &Plan, side: Side) -> Value {
         "apiVersion": "v1", "kind": "Service",
         "metadata": {"name": SERVICE, "namespace": plan.namespace(side), "labels": {RUN_LABEL: plan.run}},
         "spec": {
+            // The pods have IPv4 addresses alone.
+            "ipFamilyPolicy": "SingleStack",
+            "ipFamilies": ["IPv4"],
             "selector": {ROLE_LABEL: "twin"},
             "ports": [
                 {"name": "tcp", "protocol": "TCP", "port": SERVICE_PORT, "targetPort": port},

@@ -1,8 +1,9 @@
 //! `connectivity test`: makes pods in two VPCs with equal addresses, lets them ask each other, says who answered, and
 //! deletes all that it made.
 //!
-//! [`plan`], [`manifests`], [`checks`] and [`pods`] are pure. [`facts`] reads the cluster, [`run`] makes objects and
-//! reads the pods' answers from their logs, [`clean`] deletes. No command is run in a pod.
+//! [`plan`], [`manifests`], [`checks`] and [`pods`] are pure. [`rights`] asks whether the user may do all this, and
+//! [`facts`] reads the cluster. [`run`] makes objects and reads the pods' answers from their logs, [`clean`] deletes. No
+//! command is run in a pod.
 
 mod checks;
 mod clean;
@@ -10,6 +11,7 @@ mod facts;
 mod manifests;
 mod plan;
 mod pods;
+mod rights;
 mod run;
 #[cfg(test)]
 mod testing;
@@ -17,8 +19,10 @@ mod testing;
 mod tests;
 
 pub use checks::{Finding, State};
+pub use manifests::RUN_LABEL;
 
 use std::future::pending;
+use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kube::Client;
@@ -33,7 +37,7 @@ use crate::render::{self, Style};
 use crate::report::{PLUGIN, Verdict};
 
 use checks::Facts;
-use plan::{ALONE, CLIENT, Plan, Side};
+use plan::{ALONE, Plan, Side, TWINS};
 use run::{Run, Tell};
 
 /// How long objects may take until they are deleted.
@@ -58,10 +62,12 @@ impl Report {
     fn new(plan: &Plan, checks: Vec<Finding>, error: Option<CliError>, left: Vec<String>) -> Self {
         let has_failed = checks.iter().any(|finding| finding.state == State::Fail);
         let remedy = if has_failed {
+            // The server of the client's network and node: the client has ended, and has no address any more.
+            let [near, ..] = TWINS;
             let namespace = plan.namespace(Side::A);
             format!(
                 "repeat the test with --keep, and ask what keeps packets from arriving, such as: kubectl thuban why \
-                 {namespace}/{CLIENT} {namespace}/{ALONE}:8080"
+                 {namespace}/{near} {namespace}/{ALONE}:8080"
             )
         } else {
             String::new()
@@ -121,17 +127,13 @@ async fn test_plan(
         .await
         .err();
     if options.keep {
-        let [a, b] = Side::BOTH.map(|side| plan.namespace(side));
-        eprintln!("kept: namespaces, VPCs and networks {a}* and {b}*");
+        say(&format!("kept; this deletes all: {}", removal(plan)));
         return Report::new(plan, findings, error, Vec::new());
     }
-    eprintln!("deleting what the test has made");
+    say("deleting what the test has made");
     let left = tokio::select! {
         left = Box::pin(clean::clean(client, plan, CLEAN_TIMEOUT)) => left,
-        () = stopped() => {
-            let [a, b] = Side::BOTH.map(|side| plan.namespace(side));
-            vec![format!("perhaps namespaces, VPCs and networks {a}* and {b}*: stopped while they were deleted")]
-        }
+        () = stopped() => vec![format!("stopped before all was deleted; this deletes the rest: {}", removal(plan))],
     };
     Report::new(plan, findings, error, left)
 }
@@ -153,30 +155,45 @@ async fn bounded(
     }
 }
 
-/// Waits for Ctrl-C, or for the signal that ends processes.
+/// Waits for Ctrl-C, for the signal that ends processes, or for the end of the terminal.
 async fn stopped() {
-    let (Ok(mut interrupt), Ok(mut end)) = (signal(SignalKind::interrupt()), signal(SignalKind::terminate()))
-    else {
+    let (Ok(mut interrupt), Ok(mut end), Ok(mut hangup)) = (
+        signal(SignalKind::interrupt()),
+        signal(SignalKind::terminate()),
+        signal(SignalKind::hangup()),
+    ) else {
         return pending().await;
     };
     tokio::select! {
         _ = interrupt.recv() => {}
         _ = end.recv() => {}
+        _ = hangup.recv() => {}
     }
 }
 
+/// Returns the command that deletes all objects of a run.
+fn removal(plan: &Plan) -> String {
+    let selector = manifests::selector(plan);
+    format!("kubectl delete namespaces,networks.thuban.dev,vpcs.thuban.dev -l {selector}")
+}
+
+/// Tells progress on standard error. `eprintln!` would panic if its reader has gone, and the objects would stay.
+fn say(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// Looks whether the test can run, and makes its plan.
 async fn prepare(client: &Client, system: &str, options: &TestOptions) -> Result<Plan, CliError> {
+    let prefix = options.namespace_prefix.as_str();
+    Box::pin(rights::require(client, &plan::namespace(prefix, Side::A))).await?;
     let image = match &options.image {
         Some(image) => image.clone(),
         None => facts::image(client, system).await?,
     };
-    let nodes = facts::nodes(client).await?;
-    if nodes.is_empty() {
-        return Err(CliError::NoNodes);
-    }
+    let nodes = facts::choose(facts::nodes(client).await?, &options.nodes)?;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let run = format!("{:x}-{:x}", now.as_nanos(), std::process::id());
-    Plan::new(&options.namespace_prefix, &image, options.cidr, &nodes, &run)
+    Plan::new(prefix, &image, options.cidr, &nodes, &run)
         .ok_or_else(|| CliError::RangeTooSmall(options.cidr.to_string()))
 }
 

@@ -24,6 +24,9 @@ const ALONE_HOSTS: [u128; 2] = [13, 14];
 /// On one node no address may be in use twice, so the second VPC's addresses are so much higher.
 const SINGLE_NODE_DISTANCE: u128 = 100;
 
+/// How many nodes the test uses at most.
+pub const MAX_NODES: usize = 2;
+
 /// Servers: name, place of the network in [`NETWORKS`], host number, whether it is on another node than the client.
 const SERVERS: [(&str, usize, u128, bool); 5] = [
     ("web-0", 0, 10, false),
@@ -66,6 +69,11 @@ impl Side {
     }
 }
 
+/// Returns the name of the namespace of a VPC, and of the VPC.
+pub fn namespace(prefix: &str, side: Side) -> String {
+    format!("{prefix}-{}", side.suffix())
+}
+
 /// A pod that answers with its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Server {
@@ -94,7 +102,7 @@ pub struct Plan {
 impl Plan {
     /// Makes a plan for one node or more, of which it takes two. None: no node, or the range is too small.
     pub fn new(prefix: &str, image: &str, range: Cidr, nodes: &[String], run: &str) -> Option<Self> {
-        let nodes: Vec<String> = nodes.iter().take(2).cloned().collect();
+        let nodes: Vec<String> = nodes.iter().take(MAX_NODES).cloned().collect();
         let is_large = range.is_ipv4() && range.size() >= NETWORK_SIZE * NETWORKS.len() as u128;
         (is_large && !nodes.is_empty()).then(|| Self {
             prefix: prefix.to_owned(),
@@ -107,7 +115,7 @@ impl Plan {
 
     /// Returns the name of the namespace, and of the VPC.
     pub fn namespace(&self, side: Side) -> String {
-        format!("{}-{}", self.prefix, side.suffix())
+        namespace(&self.prefix, side)
     }
 
     /// Returns the name of a network, by its place.

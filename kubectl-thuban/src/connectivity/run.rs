@@ -19,9 +19,9 @@ use thuban_connectivity::Answer;
 use tokio::time::{Instant, sleep};
 
 use super::checks::{Check, Facts, Finding, checks, judge, questions};
-use super::manifests::{self, POLICY, RUN_LABEL};
+use super::manifests::{self, POLICY, selector};
 use super::plan::{CLIENT, NETWORKS, Plan, Side};
-use super::{failed, pods};
+use super::{failed, pods, say};
 use crate::conditions::lacking;
 use crate::error::CliError;
 
@@ -71,7 +71,7 @@ impl Wait {
     async fn again(&mut self, run: &Run<'_>, why: String) {
         run.set_waiting(&why);
         if self.is_longer_than(SAY_AFTER) && self.told != why {
-            eprintln!("not yet: {why}");
+            say(&format!("not yet: {why}"));
             self.told = why;
         }
         sleep(POLL).await;
@@ -100,18 +100,15 @@ impl<'a> Run<'a> {
 
     /// Makes all objects, and tells each finding.
     pub async fn go(&self, facts: &Facts, tell: Tell<'_>) -> Result<(), CliError> {
-        eprintln!(
-            "making namespaces and VPCs {} and {}",
-            self.plan.namespace(Side::A),
-            self.plan.namespace(Side::B)
-        );
+        let [a, b] = Side::BOTH.map(|side| self.plan.namespace(side));
+        say(&format!("making namespaces and VPCs {a} and {b}"));
         Box::pin(self.make_vpcs()).await?;
         let services = Box::pin(self.make_services()).await?;
-        eprintln!("making {} servers", self.plan.servers().len());
+        say(&format!("making {} servers", self.plan.servers().len()));
         Box::pin(self.make_servers()).await?;
         Box::pin(self.wait_policies()).await?;
         let (checks, skipped) = checks(self.plan, facts, services);
-        eprintln!("asking {} questions", checks.len());
+        say(&format!("asking {} questions", checks.len()));
         for finding in skipped {
             tell(finding);
         }
@@ -239,7 +236,7 @@ impl<'a> Run<'a> {
 
     async fn wait_ready(&self, side: Side, number: usize) -> Result<(), CliError> {
         let api: Api<Pod> = self.namespaced(side);
-        let own = ListParams::default().labels(&format!("{RUN_LABEL}={}", self.plan.run));
+        let own = ListParams::default().labels(&selector(self.plan));
         let mut wait = Wait::new();
         loop {
             let listed = Box::pin(api.list(&own)).await.map_err(failed)?.items;

@@ -12,7 +12,7 @@ pub const SERVICES: [IpAddr; 2] = [
 ];
 
 pub fn plan_of(nodes: &[&str]) -> Plan {
-    let nodes: Vec<String> = nodes.iter().map(ToString::to_string).collect();
+    let nodes: Vec<String> = nodes.iter().map(|name| (*name).to_owned()).collect();
     let range = "10.213.0.0/16".parse().unwrap();
     Plan::new("test", "example.test/transitd:1", range, &nodes, "run-1").unwrap()
 }

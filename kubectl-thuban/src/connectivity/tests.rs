@@ -221,6 +221,7 @@ fn options() -> TestOptions {
     TestOptions {
         timeout: 60,
         image: None,
+        nodes: Vec::new(),
         namespace_prefix: "test".to_owned(),
         cidr: "10.213.0.0/16".parse().unwrap(),
         keep: false,
@@ -257,7 +258,7 @@ async fn a_leak_is_found() {
         .iter()
         .filter(|finding| finding.message.starts_with("LEAK"));
     assert!(leaks.any(|finding| finding.group == "isolation"), "{report:#?}");
-    assert!(report.remedy.contains("kubectl thuban why test-a/client"));
+    assert!(report.remedy.contains("kubectl thuban why test-a/web-0"));
     assert_eq!(server.paths(), Vec::<String>::new());
 }
 
