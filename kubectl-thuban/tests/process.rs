@@ -108,6 +108,9 @@ fn a_wrong_command_line_is_refused() {
         &["why", "a"],
         &["trace"],
         &["trace", "a", "--count", "0"],
+        &["connectivity", "tset"],
+        &["connectivity", "test", "--namespace-prefix", "Net"],
+        &["connectivity", "test", "--cidr", "10.0.0.1/16"],
     ] {
         let output = run(line);
         assert_eq!(output.status.code(), Some(2), "{line:?}");

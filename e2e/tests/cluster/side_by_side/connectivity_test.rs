@@ -1,4 +1,5 @@
-//! `kubectl thuban connectivity test`: a healthy cluster passes, a planted fault is found, and nothing is left.
+//! `kubectl thuban connectivity test`: a healthy cluster passes, a planted fault is found, and nothing is left. Each
+//! test has a range of its own: an address is in use once on a node.
 
 use std::time::{Duration, Instant};
 
@@ -6,7 +7,8 @@ use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
-use super::command_line::administrator;
+use super::command_line::{Namespace, administrator, plugin};
+use crate::actor::Actor;
 use crate::support::{apply, get, lock};
 use crate::tenants::tenants;
 
@@ -39,7 +41,7 @@ fn a_healthy_cluster_passes_and_keeps_nothing() {
     let cluster = &tenants().cluster;
     // CoreDNS comes and goes while another test has this lock.
     let _red = lock(cluster, "vpc-red").unwrap();
-    let said = administrator("connectivity test --namespace-prefix cli-good -o json");
+    let said = administrator("connectivity test --namespace-prefix cli-good --cidr 10.213.0.0/22 -o json");
     assert_eq!(said.code, Some(0), "{said:?}");
     let report = said.json();
     assert_eq!(report["verdict"], "good", "{report}");
@@ -60,14 +62,14 @@ fn a_healthy_cluster_passes_and_keeps_nothing() {
 #[test]
 fn a_policy_that_denies_all_is_found() {
     let cluster = &tenants().cluster;
-    let _red = lock(cluster, "vpc-red").unwrap();
     let policy = json!({
         "apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
         "metadata": {"name": "deny-all", "namespace": "cli-bad-a"},
         "spec": {"podSelector": {}, "policyTypes": ["Ingress"]},
     });
     let said = std::thread::scope(|scope| {
-        let test = scope.spawn(|| administrator("connectivity test --namespace-prefix cli-bad"));
+        let line = "connectivity test --namespace-prefix cli-bad --cidr 10.213.4.0/22";
+        let test = scope.spawn(|| administrator(line));
         // The namespace comes first, the pods some seconds later.
         let end = Instant::now() + NAMESPACE_WAIT;
         while apply(cluster, std::slice::from_ref(&policy)).is_err() {
@@ -77,19 +79,15 @@ fn a_policy_that_denies_all_is_found() {
         test.join().unwrap()
     });
     assert_eq!(said.code, Some(1), "{said:?}");
-    let of_a = "cli-bad-a > web-1 ";
-    let mut failed = said.output.lines().filter(|line| line.starts_with(" FAIL  "));
-    assert!(failed.any(|line| line.contains(of_a)), "{said:?}");
+    let failed = |words: &str| {
+        let mut lines = said.output.lines();
+        lines.any(|line| line.starts_with(" FAIL  pairs ") && line.contains(words))
+    };
+    assert!(failed("cli-bad-a > web-1 "), "{said:?}");
     // The other VPC is not affected.
+    assert!(!failed("cli-bad-b > "), "{said:?}");
     assert!(
-        !said
-            .output
-            .lines()
-            .any(|line| line.starts_with(" FAIL  ") && line.contains("cli-bad-b > ")),
-        "{said:?}"
-    );
-    assert!(
-        said.output.contains("kubectl thuban why cli-bad-a/client"),
+        said.output.contains("kubectl thuban why cli-bad-a/web-0"),
         "{said:?}"
     );
     assert_eq!(left(cluster, "cli-bad").unwrap(), Vec::<String>::new());
@@ -98,8 +96,8 @@ fn a_policy_that_denies_all_is_found() {
 #[test]
 fn a_missing_image_is_named_and_the_objects_go() {
     let cluster = &tenants().cluster;
-    let line =
-        "connectivity test --namespace-prefix cli-pull --timeout 25 --image localhost:1/no-such-image:1";
+    let line = "connectivity test --namespace-prefix cli-pull --cidr 10.213.8.0/22 --timeout 40 \
+                --image localhost:1/no-such-image:1";
     let said = administrator(line);
     assert_eq!(said.code, Some(2), "{said:?}");
     assert!(
@@ -112,4 +110,24 @@ fn a_missing_image_is_named_and_the_objects_go() {
         "told at the end: {said:?}"
     );
     assert_eq!(left(cluster, "cli-pull").unwrap(), Vec::<String>::new());
+}
+
+#[test]
+fn a_tenant_is_told_the_rights_and_makes_nothing() {
+    let cluster = &tenants().cluster;
+    let _namespace = Namespace::new(cluster, "cli-rights").unwrap();
+    let account = json!({"apiVersion": "v1", "kind": "ServiceAccount",
+        "metadata": {"name": "cli-nobody", "namespace": "cli-rights"}});
+    apply(cluster, &[account]).unwrap();
+    let tenant = Actor::service_account(cluster, "cli-rights", "cli-nobody").unwrap();
+    let said = plugin(
+        &tenant.kubeconfig,
+        "connectivity test --namespace-prefix cli-tester",
+    )
+    .unwrap();
+    assert_eq!(said.code, Some(2), "{said:?}");
+    for right in ["create namespaces", "delete vpcs.thuban.dev", "get pods/log"] {
+        assert!(said.error.contains(right), "{right}: {said:?}");
+    }
+    assert_eq!(left(cluster, "cli-tester").unwrap(), Vec::<String>::new());
 }
