@@ -9,19 +9,19 @@ use kube::Api;
 use kube::runtime::controller::{self, Action, Config};
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::{Controller, watcher};
-use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::controller::context::Context;
 use crate::controller::runtime::error::{ReconcileError, retry};
+use crate::controller::runtime::lanes::{Lane, Lanes, Woken};
 use crate::controller::runtime::objects::Object;
 use crate::controller::runtime::watch::{Change, Serving, watch};
 use crate::hub::Trigger;
 use crate::metrics::{self, Queue};
 
-/// How many objects of a kind are reconciled at the same time.
+/// How many objects of a lane are reconciled at the same time. A kind has two lanes.
 const CONCURRENCY: u16 = 64;
 
 /// Starts one watch, and signals when its store and the world have all objects that exist.
@@ -78,11 +78,36 @@ impl Kinds {
         K: Object + 'static,
         F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
     {
+        let is_ending = |object: &K, _: &Context| object.meta().deletion_timestamp.is_some();
+        self.register_with_end(trigger, strip, on_change, is_ending, reconcile)
+    }
+
+    /// Does the same for a kind whose objects may end before they are deleted. `is_ending` puts an object into the lane
+    /// of deletions.
+    pub fn register_with_end<K, F>(
+        &mut self,
+        trigger: &mut Trigger<K>,
+        strip: fn(&mut K),
+        on_change: fn(&Context, &Change<K>),
+        is_ending: fn(&K, &Context) -> bool,
+        reconcile: fn(Arc<K>, Arc<Context>) -> F,
+    ) -> Store<K>
+    where
+        K: Object + 'static,
+        F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
+    {
         let reader = self.watch(strip, on_change);
         let woken = trigger.listen();
         let objects = reader.clone();
         self.controllers.push(Box::new(move |context, tasks| {
-            control(tasks, context, objects, woken, reconcile);
+            let judging = context.clone();
+            let (lanes, queues) = Lanes::new(objects.clone(), move |object| is_ending(object, &judging));
+            let queue = Queue::<K>::default();
+            for (lane, woken) in queues {
+                let lane = (lane, lanes.clone(), queue.clone());
+                control(tasks, context, lane, objects.clone(), woken, reconcile);
+            }
+            tasks.spawn(sort(woken, lanes, queue));
         }));
         reader
     }
@@ -104,27 +129,43 @@ impl Kinds {
     }
 }
 
+/// Puts woken objects into their lanes.
+async fn sort<K: Object + 'static>(mut woken: Woken<K>, lanes: Arc<Lanes<K>>, queue: Queue<K>) {
+    while let Some(object) = woken.recv().await {
+        queue.add(&object);
+        lanes.wake(object);
+    }
+}
+
+/// Runs the controller of one lane.
 fn control<K, F>(
     tasks: &mut JoinSet<()>,
     context: &Arc<Context>,
+    (lane, lanes, queue): (Lane, Arc<Lanes<K>>, Queue<K>),
     reader: Store<K>,
-    woken: UnboundedReceiver<ObjectRef<K>>,
+    woken: Woken<K>,
     reconcile: fn(Arc<K>, Arc<Context>) -> F,
 ) where
     K: Object + 'static,
     F: Future<Output = Result<Action, ReconcileError>> + Send + 'static,
 {
     let objects = futures::stream::pending::<Result<K, watcher::Error>>();
-    let queue = Queue::<K>::default();
-    let waiting = queue.clone();
-    let woken = UnboundedReceiverStream::new(woken).inspect(move |object| waiting.add(object));
     let controller = Controller::for_stream(objects, reader)
         .with_config(Config::default().concurrency(CONCURRENCY))
-        .reconcile_on(woken);
+        .reconcile_on(UnboundedReceiverStream::new(woken));
     let context = context.clone();
     let looked_at = queue.clone();
-    let observe = move |object: Arc<K>, context| {
-        metrics::observed(looked_at.clone(), object.clone(), reconcile(object, context))
+    let observe = move |object: Arc<K>, context: Arc<Context>| {
+        let begun = lanes.begin(lane, &ObjectRef::from_obj(&*object));
+        let looked_at = looked_at.clone();
+        async move {
+            let Some((work, object)) = begun else {
+                return Ok(Action::await_change());
+            };
+            let result = metrics::observed(looked_at, object.clone(), reconcile(object, context)).await;
+            drop(work);
+            result
+        }
     };
     tasks.spawn(async move {
         // Errors were logged and backed off by `retry`.

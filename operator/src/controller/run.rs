@@ -52,10 +52,11 @@ fn register(kinds: &mut Kinds, optional: &mut Kinds, triggers: &mut Triggers) ->
             observe::on_network,
             network::reconcile,
         ),
-        endpoints: kinds.register(
+        endpoints: kinds.register_with_end(
             &mut triggers.endpoints,
             strip::any,
             observe::on_endpoint,
+            endpoint::is_ending,
             endpoint::reconcile,
         ),
         dividers: kinds.register(

@@ -12,6 +12,7 @@ mod denied;
 mod dropped;
 mod forged;
 mod full;
+mod lanes;
 mod lost;
 mod overlapping;
 mod policies;

@@ -113,6 +113,12 @@ impl Operator {
         under_way.get(&kind).map_or(0, |(_, most)| *most)
     }
 
+    /// Returns how many writes of a kind are under way.
+    pub fn under_way(&self, kind: Kind) -> usize {
+        let under_way = self.under_way.lock().unwrap();
+        under_way.get(&kind).map_or(0, |(now, _)| *now)
+    }
+
     /// Makes the watches of exactly these kinds bring nothing from now on.
     pub fn deafen(&self, kinds: impl IntoIterator<Item = Kind>) {
         *self.deaf.lock().unwrap() = kinds.into_iter().collect();

@@ -26,6 +26,9 @@ use crate::store::{FORBIDDEN, Failure, GONE, INTERNAL, INVALID, NOT_FOUND, Preco
 use crate::workflow;
 use watch::Watch;
 
+/// How often a request that a test holds up looks whether it may go on.
+const LOOK_AT_STALL: Duration = Duration::from_millis(100);
+
 type Broken = Box<dyn std::error::Error + Send + Sync>;
 type Reply = Response<UnsyncBoxBody<Bytes, Broken>>;
 
@@ -171,6 +174,7 @@ impl Connection {
             )
         };
         sleep(before).await;
+        self.wait_while_stalled(&head.method, target.kind()).await;
         if fate == Fate::TimedOut {
             sleep(Duration::from_secs(5)).await;
         }
@@ -269,6 +273,18 @@ impl Connection {
             }
             result
         })
+    }
+
+    /// Waits while a test holds such requests up.
+    async fn wait_while_stalled(&self, method: &Method, kind: Option<Kind>) {
+        let is_stalled = || {
+            let state = self.simulation.lock();
+            let stalled = state.stalled.as_ref();
+            stalled.is_some_and(|(of_method, of_kind)| of_method == method && kind == Some(*of_kind))
+        };
+        while is_stalled() {
+            sleep(LOOK_AT_STALL).await;
+        }
     }
 
     /// A process that died hears and says nothing.

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use bytes::Bytes;
+use http::Method;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -46,6 +47,8 @@ pub struct State {
     pub is_collector_away: bool,
     /// The next write of a status of this kind is done so much later, long after its client gave it up.
     pub late_status: Option<(Kind, Duration)>,
+    /// Writes of this method and kind get no answer for now.
+    pub stalled: Option<(Method, Kind)>,
     /// Faults have stopped.
     pub is_fair: bool,
     trace: Vec<String>,
@@ -86,6 +89,7 @@ impl Simulation {
             unserved: [Kind::ClusterNetworkPolicy].into(),
             is_collector_away: false,
             late_status: None,
+            stalled: None,
             is_fair: false,
             trace: Vec::new(),
             started: Instant::now(),

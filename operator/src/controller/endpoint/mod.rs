@@ -20,6 +20,7 @@ use kube::Api;
 use kube::runtime::controller::Action;
 use thuban_api::{Endpoint, Phase};
 
+use crate::controller::attach;
 use crate::controller::context::Context;
 use crate::controller::runtime::error::ReconcileError;
 use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
@@ -28,6 +29,12 @@ use allocate::{allocate, give_back};
 use provision::{keep, provision};
 use remove::remove;
 use sync::confirm_claims;
+
+/// Whether an Endpoint is deleted, or is about to be because its pod is gone.
+pub fn is_ending(endpoint: &Endpoint, context: &Context) -> bool {
+    let is_pods = EndpointKind::of(endpoint) == EndpointKind::Pod;
+    endpoint.metadata.deletion_timestamp.is_some() || is_pods && !attach::has_living_pod(endpoint, context)
+}
 
 pub async fn reconcile(endpoint: Arc<Endpoint>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let (endpoint, context) = (&*endpoint, &*context);

@@ -3,6 +3,7 @@
 pub mod clocks;
 pub mod error;
 pub mod events;
+pub mod lanes;
 pub mod objects;
 pub mod resync;
 pub mod waits;
