@@ -8,13 +8,15 @@ use k8s_openapi::api::core::v1::Node;
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::condition::set;
-use thuban_api::{Condition, Droplet, Phase};
+use thuban_api::{Condition, Droplet, DropletStatus, Phase};
 use thuban_rows::is_unicast6;
 
 use crate::controller::context::Context;
 use crate::controller::endpoint::host;
+use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, condition, list, owner, update, update_status};
+use crate::controller::runtime::pace::{self, PASSING};
 use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
 use crate::model::cached::{internal_ips, is_node_lost};
@@ -68,6 +70,7 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     status.roles = roles.into_iter().map(|(_, role)| role).collect();
     status.role_count = u32::try_from(status.roles.len()).ok();
     status.observed_generation = generation;
+    let held_back = hold_roles_back(&droplet, &mut status, &context);
     if droplet.status.as_ref() != Some(&status) {
         let mut changed = (*droplet).clone();
         changed.status = Some(status.clone());
@@ -93,12 +96,36 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     } else {
         None
     };
+    if let Some(left) = held_back {
+        return Ok(Action::requeue(left));
+    }
     // A droplet without a stream is looked at more often.
     Ok(if action == Action::await_change() {
         denied.unwrap_or(action)
     } else {
         action
     })
+}
+
+/// Leaves the stored roles in a status, while they have not been others for long: a burst of roles costs one write.
+/// Returns when to look again.
+fn hold_roles_back(droplet: &Droplet, status: &mut DropletStatus, context: &Context) -> Option<Duration> {
+    let name = droplet.name_any();
+    let change = pace::compare(droplet.status.as_ref(), status, |status| {
+        (status.roles, status.role_count) = (Vec::new(), None);
+    });
+    let mut left = pace::held_back(change, &context.clocks, Timed::DropletRoles, &name);
+    if left.is_none() && change == pace::Change::Passing && !context.counts.take() {
+        left = Some(PASSING);
+    }
+    match (left, &droplet.status) {
+        (Some(_), Some(stored)) => {
+            status.roles.clone_from(&stored.roles);
+            status.role_count = stored.role_count;
+        }
+        _ => context.clocks.forget(Timed::DropletRoles, &name),
+    }
+    left
 }
 
 /// The state of a droplet.

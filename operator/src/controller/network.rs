@@ -21,6 +21,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, update_status,
 };
+use crate::controller::runtime::pace;
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::capacity;
 use crate::model::endpoint::{EndpointKind, has_addresses};
@@ -139,12 +140,15 @@ async fn serve(
         set(&mut status.conditions, ready);
     }
     let is_counted = count(&mut status, capacity, &name, context);
-    write(network, networks, status).await?;
+    let held_back = write_in_time(network, networks, status, context).await?;
     tell_nearly_used_up(network, capacity, context);
     if readiness == Readiness::Provisioned {
         context
             .events
             .event(network, false, "Provisioned", "endpoints can be served");
+    }
+    if let Some(left) = held_back {
+        return Ok(Action::requeue(left));
     }
     // A droplet may join.
     let is_final = network.spec.autoscale.is_none() && number == wanted;
@@ -208,6 +212,33 @@ fn check(network: &Network, siblings: &[Arc<Network>], context: &Context) -> Res
     let status = vpc.status.as_ref().filter(|status| status.vni.is_some());
     let status = status.ok_or_else(|| RangeError::VpcNotAccepted(vpc_name.clone()))?;
     validation::network(&network.spec.cidrs, (vpc_name, &status.cidrs), &siblings)
+}
+
+/// Leaves what does not pass by itself in a moment: the number of bouncers that work does, and all that a network says
+/// of bouncers and of its VPC's phase before it is Provisioned. Numbers of addresses have a pace of their own.
+fn steady(status: &mut NetworkStatus) {
+    status.working_bouncers = None;
+    if status.phase == Phase::Init {
+        status.bouncers = None;
+        status.conditions.retain(|condition| condition.kind != "Ready");
+    }
+}
+
+/// Writes a status, unless it says only what may soon be different. Returns how long that is held back.
+async fn write_in_time(
+    network: &Network,
+    networks: &Api<Network>,
+    status: NetworkStatus,
+    context: &Context,
+) -> Result<Option<Duration>, WriteError> {
+    let name = network.name_any();
+    let change = pace::compare(network.status.as_ref(), &status, steady);
+    let held_back = pace::held_back(change, &context.clocks, Timed::NetworkStatus, &name);
+    if held_back.is_none() {
+        write(network, networks, status).await?;
+        context.clocks.forget(Timed::NetworkStatus, &name);
+    }
+    Ok(held_back)
 }
 
 async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus) -> Result<(), WriteError> {
@@ -292,6 +323,7 @@ async fn remove(
         }
     }
     remove_finalizer(networks, network).await?;
+    context.clocks.forget(Timed::NetworkStatus, &network.name_any());
     Ok(Action::await_change())
 }
 

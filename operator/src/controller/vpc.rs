@@ -23,6 +23,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
     WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, update_status,
 };
+use crate::controller::runtime::pace;
 use crate::controller::service::service_range;
 use crate::controller::shared_services;
 use crate::controller::vni_claim::holding_rows;
@@ -124,7 +125,7 @@ async fn serve(
             set(&mut status.conditions, ready);
         }
     }
-    write(vpc, vpcs, status).await?;
+    let held_back = write_in_time(vpc, vpcs, status, context).await?;
     if readiness == Readiness::Provisioned {
         context
             .events
@@ -132,6 +133,9 @@ async fn serve(
     }
     if let Some(message) = unshared {
         context.events.event(vpc, true, shared_services::REASON, &message);
+    }
+    if let Some(left) = held_back {
+        return Ok(Action::requeue(left));
     }
     // A droplet may join.
     Ok(if vpc.spec.autoscale.is_some() || number < wanted {
@@ -184,6 +188,33 @@ fn refused(vpc: &Vpc, others: &[Arc<Vpc>], context: &Context) -> RefusedRanges {
         }
     }
     refused
+}
+
+/// Leaves what does not pass by itself in a moment: the number of networks and of dividers that work does, and all that
+/// a VPC says of dividers before it is Provisioned.
+fn steady(status: &mut VpcStatus) {
+    (status.networks, status.working_dividers) = (None, None);
+    if status.phase == Phase::Init {
+        (status.dividers, status.egress) = (None, None);
+        status.conditions.retain(|condition| condition.kind != "Ready");
+    }
+}
+
+/// Writes a status, unless it says only what may soon be different. Returns how long that is held back.
+async fn write_in_time(
+    vpc: &Vpc,
+    vpcs: &Api<Vpc>,
+    status: VpcStatus,
+    context: &Context,
+) -> Result<Option<Duration>, WriteError> {
+    let name = vpc.name_any();
+    let change = pace::compare(vpc.status.as_ref(), &status, steady);
+    let held_back = pace::held_back(change, &context.clocks, Timed::VpcStatus, &name);
+    if held_back.is_none() {
+        write(vpc, vpcs, status).await?;
+        context.clocks.forget(Timed::VpcStatus, &name);
+    }
+    Ok(held_back)
 }
 
 async fn write(vpc: &Vpc, vpcs: &Api<Vpc>, status: VpcStatus) -> Result<(), WriteError> {
@@ -281,6 +312,7 @@ async fn remove(vpc: &Vpc, vpcs: &Api<Vpc>, context: &Context) -> Result<Action,
     // The VNI rests from then on. Another operator may be accepting a network of the VPC at this moment; then this
     // write is refused.
     remove_finalizer(vpcs, vpc).await?;
+    context.clocks.forget(Timed::VpcStatus, &vpc.name_any());
     Ok(Action::await_change())
 }
 

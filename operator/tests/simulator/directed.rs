@@ -15,6 +15,7 @@ mod full;
 mod lanes;
 mod lost;
 mod overlapping;
+mod pace;
 mod policies;
 mod policy_ids;
 mod private;

@@ -51,12 +51,13 @@ pub fn wanted(
 }
 
 /// Returns how many of the wanted roles of a parent there should be: none is added that would share a droplet. `known`
-/// is the number so far.
+/// is the number so far; none: the roles that are there, because the number is not stored yet.
 pub fn limited<R: Role>(wanted: u32, known: Option<u32>, parent: &str, context: &Context) -> u32 {
     let mut roles = roles_of::<R>(parent, context);
     roles.retain(|role| role.meta().deletion_timestamp.is_none());
     let places = count_places(&roles, context) as u32;
-    limit(wanted, places, roles.len() as u32, known.unwrap_or_default())
+    let there = roles.len() as u32;
+    limit(wanted, places, there, known.unwrap_or(there))
 }
 
 /// Has a condition say so while roles of a parent share a droplet: if it dies, several are lost at once. It also says

@@ -24,6 +24,12 @@ pub enum Timed {
     FewerDividers,
     /// A network needs fewer bouncers. By its name.
     FewerBouncers,
+    /// A VPC's stored status is out of date. By its name.
+    VpcStatus,
+    /// A network's stored status is out of date. By its name.
+    NetworkStatus,
+    /// The roles in a droplet's status are out of date. By its name.
+    DropletRoles,
     /// The numbers in a network's status are out of date. By its name.
     NetworkCount,
     /// An event said that a network's addresses are nearly used up. By its name.

@@ -5,6 +5,7 @@ pub mod error;
 pub mod events;
 pub mod lanes;
 pub mod objects;
+pub mod pace;
 pub mod resync;
 pub mod waits;
 pub mod watch;

@@ -1,0 +1,89 @@
+//! Holds back writes of statuses that say only what may soon be different: roles that begin to work, and numbers. What a
+//! user waits for is written at once: an error, and that an object is Provisioned.
+//!
+//! Invariant: what stays true is written. The wait is timed from the first time that the stored status was out of date.
+
+use std::time::Duration;
+
+use crate::controller::runtime::clocks::{Clocks, Timed};
+
+/// How long the stored status may be out of date in what may soon be different.
+pub const PASSING: Duration = Duration::from_secs(3);
+
+/// How a status differs from the stored one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Same,
+    /// In what may soon be different alone.
+    Passing,
+    News,
+}
+
+/// Compares two statuses. `steady` leaves what does not pass by itself.
+pub fn compare<S: Clone + PartialEq>(stored: Option<&S>, now: &S, steady: impl Fn(&mut S)) -> Change {
+    let Some(stored) = stored else {
+        return Change::News;
+    };
+    if stored == now {
+        return Change::Same;
+    }
+    let (mut stored, mut now) = (stored.clone(), now.clone());
+    steady(&mut stored);
+    steady(&mut now);
+    if stored == now {
+        Change::Passing
+    } else {
+        Change::News
+    }
+}
+
+/// Returns how long the write of a status is held back; none: it may be written now. The caller forgets the clock after
+/// the write.
+pub fn held_back(change: Change, clocks: &Clocks, what: Timed, whose: &str) -> Option<Duration> {
+    match change {
+        Change::Same => {
+            clocks.forget(what, whose);
+            None
+        }
+        Change::Passing => clocks.remaining(what, whose, PASSING),
+        Change::News => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::time::advance;
+
+    use super::{Change, PASSING, compare, held_back};
+    use crate::controller::runtime::clocks::{Clocks, Timed};
+
+    #[test]
+    fn only_what_passes_by_itself_is_passing() {
+        // A name, and a number that passes.
+        let compare = |stored: Option<&(&'static str, u32)>, now: (&'static str, u32)| {
+            compare(stored, &now, |status: &mut (&'static str, u32)| status.1 = 0)
+        };
+        assert_eq!(compare(None, ("a", 1)), Change::News);
+        assert_eq!(compare(Some(&("a", 1)), ("a", 1)), Change::Same);
+        assert_eq!(compare(Some(&("a", 1)), ("a", 2)), Change::Passing);
+        assert_eq!(compare(Some(&("a", 1)), ("b", 2)), Change::News);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_passes_is_written_once_it_has_lasted() {
+        let clocks = Clocks::default();
+        let held = |change| held_back(change, &clocks, Timed::VpcStatus, "red");
+        assert_eq!(held(Change::News), None);
+        assert_eq!(held(Change::Passing), Some(PASSING));
+        advance(Duration::from_secs(2)).await;
+        assert_eq!(held(Change::Passing), Some(Duration::from_secs(1)));
+        assert_eq!(held(Change::News), None, "an error waits for nothing");
+        assert_eq!(held(Change::Same), None, "it has passed");
+        assert_eq!(held(Change::Passing), Some(PASSING));
+        advance(PASSING).await;
+        assert_eq!(held(Change::Passing), None);
+        assert_eq!(held(Change::Passing), None, "until it is written");
+    }
+}
