@@ -3,7 +3,8 @@
 //! Invariant: a request goes to a second server only if no byte of it was sent to the first one, or if the first one
 //! answered that the request should be sent again (429, 503, 504). A server that answered 504 may have carried out the
 //! request: so a write, a POST too, may arrive twice, as it may with kube's client of one server. Each server must show
-//! a certificate for the host of its own URL, signed by the cluster's CA.
+//! a certificate for the host of its own URL, signed by the cluster's CA. No request is sent again before the
+//! `Retry-After` of such an answer.
 //!
 //! A server is left when it can't be reached, when it closes the connection instead of an answer, when the caller has
 //! waited for a while and gives a request up, and when it answers nothing but errors of its own for a while. Requests
@@ -11,6 +12,8 @@
 //! server that vanished may leave a connection behind that looks open.
 
 mod failures;
+pub mod jitter;
+mod retry;
 mod servers;
 mod urls;
 
@@ -21,7 +24,6 @@ use hyper_timeout::TimeoutConnector;
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use kube::client::retry::RetryPolicy;
 use kube::client::{Body, ConfigExt};
 use kube::config::{InClusterError, KubeConfigOptions, KubeconfigError};
 use kube::{Client, Config};
@@ -29,6 +31,7 @@ use thiserror::Error;
 use tower::retry::RetryLayer;
 use tower::{BoxError, ServiceBuilder, service_fn};
 
+use retry::Retry;
 use servers::Servers;
 use urls::urls;
 
@@ -105,35 +108,32 @@ pub fn in_cluster() -> Result<Client, ClientError> {
 
 /// Makes a client of one server, or of several that are tried in turn.
 fn client_of(mut configs: Vec<Config>) -> Result<Client, kube::Error> {
-    for config in &mut configs {
-        (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE_TIMEOUT), true);
-    }
-    if let [config] = &configs[..] {
-        return client_of_one(config);
-    }
     let first = configs.first();
     let namespace = first.map(|config| config.default_namespace.clone());
+    let are_several = configs.len() > 1;
     let mut servers = Vec::new();
-    for mut config in configs {
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        // A request is tried again below, maybe at another server.
-        config.default_retry = false;
-        servers.push((config.cluster_url.to_string(), client_of_one(&config)?));
+    for config in &mut configs {
+        (config.read_timeout, config.reset_reader_on_write) = (Some(SILENCE_TIMEOUT), true);
+        if are_several {
+            config.connect_timeout = Some(CONNECT_TIMEOUT);
+        }
+        servers.push((config.cluster_url.to_string(), client_of_one(config)?));
     }
     let servers = Servers::new(servers);
     let send = move |request| {
         let servers = servers.clone();
-        async move { servers.send(request).await }
+        async move { retry::told(servers.send(request).await?).await }
     };
+    // A request is tried again here, maybe at another server.
     let service = ServiceBuilder::new()
-        .layer(RetryLayer::new(RetryPolicy::server_retry()))
+        .layer(RetryLayer::new(Retry::default()))
         .map_err(BoxError::from)
         .service(service_fn(send));
     Ok(Client::new(service, namespace.unwrap_or_default()))
 }
 
-/// Makes a client as kube does, except that the kernel notices a server that vanished. Proxies are not supported: a
-/// pod's account has none.
+/// Makes a client as kube does, except that the kernel notices a server that vanished, and that nothing is sent again.
+/// Proxies are not supported: a pod's account has none.
 fn client_of_one(config: &Config) -> Result<Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
@@ -148,10 +148,8 @@ fn client_of_one(config: &Config) -> Result<Client, kube::Error> {
     connector.set_write_timeout(config.write_timeout);
     connector.set_reset_reader_on_write(config.reset_reader_on_write);
     let http: legacy::Client<_, Body> = legacy::Client::builder(TokioExecutor::new()).build(connector);
-    let retry = config.default_retry.then(RetryPolicy::server_retry);
     let service = ServiceBuilder::new()
         .layer(config.base_uri_layer())
-        .option_layer(retry.map(RetryLayer::new))
         .option_layer(config.auth_layer()?)
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)

@@ -93,10 +93,13 @@ impl Servers {
         (index + 1) % self.0.0.len()
     }
 
-    /// Lets requests go to the next server, unless another request has done that.
+    /// Lets requests go to the next server, if there is one, unless another request has done that.
     fn leave(&self, index: usize, reason: &'static str) {
         let (servers, current) = &*self.0;
         let next = self.after(index);
+        if next == index {
+            return;
+        }
         let left = current.compare_exchange(index, next, Ordering::Relaxed, Ordering::Relaxed);
         if left.is_ok() {
             info!(
@@ -141,7 +144,7 @@ impl Drop for Attempt<'_> {
 }
 
 /// Returns the request once more; none if its body is a stream.
-fn copy_of(request: &Request<Body>) -> Option<Request<Body>> {
+pub fn copy_of(request: &Request<Body>) -> Option<Request<Body>> {
     let mut copy = Request::new(request.body().try_clone()?);
     request.method().clone_into(copy.method_mut());
     request.uri().clone_into(copy.uri_mut());

@@ -29,6 +29,8 @@ enum Answer {
     Never,
     /// An error of its own.
     Error,
+    /// It has no room for the request for a minute, in the API server's words.
+    Busy,
 }
 
 /// What each request has.
@@ -122,6 +124,12 @@ async fn serve(mut stream: impl AsyncRead + AsyncWrite + Unpin, answer: Answer, 
         Answer::Error => {
             let text =
                 b"HTTP/1.1 500 Internal Server Error\r\nConnection: close\r\nContent-Length: 2\r\n\r\n{}";
+            let _ = stream.write_all(text).await;
+            let _ = stream.shutdown().await;
+        }
+        Answer::Busy => {
+            let text = b"HTTP/1.1 429 Too Many Requests\r\nConnection: close\r\nContent-Type: text/plain\r\n\
+                Retry-After: 60\r\nContent-Length: 18\r\n\r\nToo many requests\n";
             let _ = stream.write_all(text).await;
             let _ = stream.shutdown().await;
         }
@@ -252,6 +260,23 @@ async fn a_server_that_answers_only_errors_is_left() {
     assert!(ask(&client).await.is_err(), "the last one");
     assert_eq!(ask(&client).await.unwrap(), "{}");
     assert_eq!((first.requests(), second.requests()), (11, 1));
+}
+
+#[tokio::test]
+async fn a_caller_hears_how_long_a_busy_server_wants_to_be_left() {
+    for several in [false, true] {
+        let server = Server::start(any_port(), Answer::Busy).await;
+        let other = Server::start(any_port(), Answer::Yes).await;
+        let servers = [server.address, other.address];
+        let client = client("http", &servers[..=usize::from(several)], &[]);
+        let Err(kube::Error::Api(status)) = ask(&client).await else {
+            panic!("no error");
+        };
+        assert_eq!((status.code, &*status.message), (429, "Too many requests"));
+        let details = status.details.as_ref();
+        assert_eq!(details.map(|details| details.retry_after_seconds), Some(60));
+        assert_eq!((server.requests(), other.requests()), (1, 0));
+    }
 }
 
 /// Returns the kernel's timer of the connection to this address, and how long it still runs.

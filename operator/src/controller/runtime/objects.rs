@@ -90,6 +90,15 @@ impl WriteError {
         details.into_iter().flat_map(|details| &details.causes)
     }
 
+    /// Returns how long the API server wants to be left alone (`Retry-After`), if it says so.
+    pub fn retry_after(&self) -> Option<Duration> {
+        let kube::Error::Api(status) = &*self.source else {
+            return None;
+        };
+        let seconds = status.details.as_ref()?.retry_after_seconds;
+        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+    }
+
     pub fn is_not_found(&self) -> bool {
         matches!(&*self.source, kube::Error::Api(status) if status.code == 404)
     }
