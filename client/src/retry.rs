@@ -1,5 +1,6 @@
-//! Whether a request is sent again after an answer that asks for that (429, 503, 504), and when: not before the answer's
-//! `Retry-After`, and spread. Kube's own policy spreads nothing after a `Retry-After`, and waits however long it is.
+//! Whether a request is sent again after an answer that asks for that (429, 503, 504), and when: not before the
+//! answer's `Retry-After`, and spread. Kube's own policy spreads nothing after a `Retry-After`, and waits however long
+//! it is.
 //!
 //! Invariant: a caller waits at most [`MAX_WAIT`] here. If the server asks for more, the caller gets the answer, whose
 //! `details.retryAfterSeconds` say how long to wait: the caller can do something else meanwhile.

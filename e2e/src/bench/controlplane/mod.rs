@@ -5,6 +5,7 @@
 //! reported, and makes the run fail.
 
 mod churn;
+mod copies;
 mod fleet;
 mod hollow;
 mod load;

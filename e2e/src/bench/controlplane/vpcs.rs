@@ -7,14 +7,13 @@ use std::{
 
 use anyhow::{Context, Result};
 use futures::{StreamExt, TryStreamExt, stream};
-use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
-    api::{DeleteParams, ListParams, PostParams},
+    api::{DeleteParams, PostParams},
 };
 use thuban_api::Vpc;
 
-use super::{Bench, metrics, progress::until, tenants::vpc, watches::PROBES};
+use super::{Bench, copies::Copies, metrics, progress::until, tenants::vpc};
 use crate::bench::{float, stats::median};
 
 const MANY: usize = 50;
@@ -25,59 +24,32 @@ impl Bench {
         self.phase(&format!("VPCs, one and {MANY} at once"));
         let (mut one, mut many) = (Vec::new(), Vec::new());
         let (mut alone, mut writes) = (Vec::new(), 0);
+        let copies = Copies::make(&self.plane.admin).await?;
         for round in 0..self.plan.rounds {
             one.push(self.vpc_round(round, 1).await?.0);
             let (took, made) = self.vpc_round(round, MANY).await?;
             many.push(took);
             writes = made;
-            alone.push(self.as_many_config_maps(writes).await?);
+            alone.push(copies.write(round, MANY, writes).await?);
             println!(
-                "  round {}: one {:.0} ms, {MANY} {:.0} ms; {writes} writes of ConfigMaps {:.0} ms",
+                "  round {}: one {:.0} ms, {MANY} {:.0} ms; {writes} writes of equal objects {:.0} ms",
                 round + 1,
                 one.last().copied().unwrap_or_default(),
                 many.last().copied().unwrap_or_default(),
                 alone.last().copied().unwrap_or_default()
             );
         }
+        copies.remove().await?;
         let (one, many, alone) = (median(one), median(many), median(alone));
         self.report.add("vpc_1_ms", "ms", one);
         self.report.add("vpcs_50_ms", "ms", many);
         self.report.add("vpcs_50_over_1", "", many / one);
         self.report.add("vpcs_50_writes", "", float(writes as u64));
+        self.report
+            .add("writes_per_vpc", "", float(writes as u64) / float(MANY as u64));
         self.report.add("api_alone_ms", "ms", alone);
         self.report.add("vpcs_50_over_api_alone", "", many / alone);
         Ok(())
-    }
-
-    /// Returns the milliseconds that the API server takes for this many creates, in fifty rows of one after the other.
-    /// An operator that writes this much can't be faster.
-    async fn as_many_config_maps(&self, number: usize) -> Result<f64> {
-        let api: Api<ConfigMap> = Api::namespaced(self.plane.admin.clone(), PROBES);
-        let start = Instant::now();
-        let row = |row: usize| {
-            let api = api.clone();
-            async move {
-                for index in (row..number).step_by(MANY) {
-                    let mut map = ConfigMap::default();
-                    map.metadata.name = Some(format!("row-{row}-{index}"));
-                    api.create(&PostParams::default(), &map)
-                        .await
-                        .context("creating a ConfigMap")?;
-                }
-                anyhow::Ok(())
-            }
-        };
-        stream::iter(0..MANY)
-            .map(row)
-            .buffer_unordered(MANY)
-            .try_collect::<()>()
-            .await?;
-        let took = start.elapsed().as_secs_f64() * 1000.0;
-        let all = ListParams::default();
-        api.delete_collection(&DeleteParams::default(), &all)
-            .await
-            .context("deleting ConfigMaps")?;
-        Ok(took)
     }
 
     /// Measures the milliseconds until the last VPC is Provisioned, and the writes until then, without events. The VPCs

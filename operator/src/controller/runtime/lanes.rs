@@ -1,8 +1,8 @@
 //! Two lanes for the objects of a kind: objects that end, and all others. Each lane has workers of its own, so that a
 //! burst of creations does not hold deletions up, nor the reverse.
 //!
-//! Invariant: one lane at a time works on an object. An object that ends while the other lane works on it waits, without
-//! a worker, until that work is over. So the writes of an object stay in order.
+//! Invariant: one lane at a time works on an object. An object that ends while the other lane works on it waits,
+//! without a worker, until that work is over. So the writes of an object stay in order.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -1,5 +1,5 @@
-//! Holds back writes of statuses that say only what may soon be different: roles that begin to work, and numbers. What a
-//! user waits for is written at once: an error, and that an object is Provisioned.
+//! Holds back writes of statuses that say only what may soon be different: roles that begin to work, and numbers. What
+//! a user waits for is written at once: an error, and that an object is Provisioned.
 //!
 //! Invariant: what stays true is written. The wait is timed from the first time that the stored status was out of date.
 
