@@ -82,7 +82,7 @@ fn compile(debian: &Debian) -> Result<PathBuf> {
     // Another compiler in the usual folder would make each of them build everything again.
     let folder = work().join("cargo");
     let target = PLATFORM.target();
-    let packages = [build::PACKAGES, load_balancers::PACKAGES].concat();
+    let packages = [&build::PACKAGES[..], &load_balancers::PACKAGES].concat();
     let mut command = if has_standard_library()? {
         cargo()
     } else {

@@ -35,7 +35,7 @@ pub async fn image(client: &Client, system: &str) -> Result<String, CliError> {
 }
 
 fn image_of(set: Option<DaemonSet>) -> Option<String> {
-    let containers = set?.spec?.template.spec?.containers;
+    let containers = set?.spec.template.spec?.containers;
     let own = containers
         .into_iter()
         .find(|container| container.name == TRANSITD);

@@ -166,7 +166,7 @@ async fn copy(
         name: Some(format!("{plural}.{COPIES}")),
         ..ObjectMeta::default()
     };
-    crd.spec.group = COPIES.to_owned();
+    COPIES.clone_into(&mut crd.spec.group);
     (crd.spec.names.short_names, crd.spec.names.categories) = (None, None);
     crd.status = None;
     crds.create(&PostParams::default(), &crd)
