@@ -2,8 +2,8 @@
 //! deletes all that it made.
 //!
 //! [`plan`], [`manifests`], [`checks`] and [`pods`] are pure. [`rights`] asks whether the user may do all this, and
-//! [`facts`] reads the cluster. [`run`] makes objects and reads the pods' answers from their logs, [`clean`] deletes. No
-//! command is run in a pod.
+//! [`facts`] reads the cluster. [`run`] makes objects and reads the pods' answers from their logs, [`clean`] deletes.
+//! No command is run in a pod.
 
 mod checks;
 mod clean;

@@ -8,7 +8,7 @@ use crate::controller::context::Context;
 use crate::controller::role::kind::Role;
 use crate::model::endpoint::name_of;
 use crate::model::service::Service;
-use crate::model::world::EndpointName;
+use crate::model::world::{EndpointName, RoleKind};
 
 /// Wakes the roles on a droplet.
 pub fn wake_roles(name: &str, context: &Context) {
@@ -47,8 +47,12 @@ pub fn wake_where(context: &Context, is_so: impl Fn(&Endpoint) -> bool) {
     }
 }
 
-/// Wakes the scaled endpoints of a network whose VPC is another one now, or none.
+/// Wakes the scaled endpoints and the bouncers of a network whose VPC is another one now, or none: their rows are
+/// others. A bouncer may have been made before the network had any.
 pub fn wake_members(context: &Context, network: &str) {
+    for name in &context.index.roles_of(RoleKind::Bouncer, network) {
+        context.hub.triggers.role(RoleKind::Bouncer, name);
+    }
     let services: Vec<EndpointName> = context
         .hub
         .read(|world| world.services_of_network(network).cloned().collect());

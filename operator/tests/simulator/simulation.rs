@@ -51,7 +51,7 @@ pub struct State {
     pub stalled: Option<(Method, Kind)>,
     /// Faults have stopped.
     pub is_fair: bool,
-    trace: Vec<String>,
+    pub trace: Vec<String>,
     started: Instant,
     /// The last event of each kind.
     kinds: BTreeMap<Kind, Arc<Signal>>,
