@@ -1,13 +1,12 @@
-//! Tests that lead operators on purpose to states that chance seldom reaches. Two lead at a time, and one of them gives
-//! back the number of a VPC whose rows a droplet keeps because of the other one. One dies after it removed a role's
-//! tables and before it lets the role's object go. One has two roles on one droplet, because there is no other droplet.
-//! Other tests cover what takes time or many objects: less need that lasts, many objects at once, an Endpoint that pods
-//! have in turn.
+//! Tests that lead operators on purpose to states that chance seldom reaches. Here two lead at a time, and one of them
+//! gives back the number of a VPC whose rows a droplet keeps because of the other one. Others need many objects at once,
+//! or an Endpoint that pods have in turn. The modules have the rest.
 
 mod announced;
 mod late;
 
 mod bandwidth;
+mod bouncers;
 mod denied;
 mod dropped;
 mod forged;
@@ -26,7 +25,6 @@ mod stripped;
 mod told;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
@@ -256,162 +254,6 @@ fn a_number_rests_while_another_leader_may_bring_rows_of_it() {
     }
 }
 
-#[test]
-fn deleted_bouncer_with_tables_serves_under_next_leader() {
-    for seed in 1..=5 {
-        check("bouncers", seed, async |simulation| {
-            let first = begin_in_use(simulation, 2).await;
-            let droplet = {
-                let state = &mut *simulation.lock();
-                state.faults.is_steady = true;
-                state.faults.late_ack = 1000;
-                let bouncer = state.store.value(Kind::Bouncer, "", "red-1-b1");
-                text(bouncer.expect("a second bouncer"), "/status/droplet").to_owned()
-            };
-            delete(simulation, Kind::Network, "", "red-1");
-            delete(simulation, Kind::Bouncer, "", "red-1-b1");
-            until(simulation, "its tables are gone", |state| {
-                !bounces(state, &droplet)
-            })
-            .await;
-            first.crash();
-            delete(simulation, Kind::Bouncer, "", "red-1-b0");
-            simulation.lock().faults.late_ack = 0;
-            let is_there = |state: &State| has(state, Kind::Bouncer, "red-1-b1");
-            until(simulation, "its object is still there", is_there).await;
-            let next = operators::start(simulation);
-            until(simulation, "all droplets follow the next", |state| {
-                let mut droplets = state.droplets.values();
-                droplets.all(|droplet| droplet.follows(next.epoch))
-            })
-            .await;
-            until(simulation, "the bouncer's object is gone", |state| {
-                !is_there(state)
-            })
-            .await;
-            end_everything(simulation).await;
-        });
-    }
-}
-
-#[test]
-fn bouncer_leaves_only_if_next_leader_will_know_another() {
-    for seed in 1..=5 {
-        check("substitute", seed, async |simulation| {
-            let only = begin_in_use(simulation, 1).await;
-            simulation.lock().faults.late_ack = 1000;
-            delete(simulation, Kind::Bouncer, "", "red-1-b0");
-            let field = |state: &State, name: &str, field: &str| {
-                let bouncer = state.store.value(Kind::Bouncer, "", name);
-                bouncer.and_then(|bouncer| bouncer.pointer(field).cloned())
-            };
-            let is_early = AtomicBool::new(false);
-            until(simulation, "it is made again", |state| {
-                let leaves = field(state, "red-1-b0", "/status/leaving").is_some();
-                let is_known = field(state, "red-1-b1", "/status/droplet").is_some();
-                is_early.fetch_or(leaves && !is_known, Relaxed);
-                let serves = field(state, "red-1-b0", "/status/phase") == Some("Provisioned".into());
-                serves && field(state, "red-1-b0", "/metadata/deletionTimestamp").is_none()
-            })
-            .await;
-            if is_early.into_inner() {
-                simulation
-                    .lock()
-                    .violation("it left before another was known".into());
-            }
-            simulation.lock().faults.late_ack = 0;
-            end_everything(simulation).await;
-            only.crash();
-        });
-    }
-}
-
-#[test]
-fn bouncers_sharing_a_droplet_separate_when_another_returns() {
-    for seed in 1..=5 {
-        check("shared", seed, async |simulation| {
-            let only = begin(simulation, 2).await;
-            let at = |state: &State, name: &str| {
-                let bouncer = state.store.value(Kind::Bouncer, "", name);
-                bouncer.map(|bouncer| text(bouncer, "/status/droplet").to_owned())
-            };
-            let is_shared = |state: &State| at(state, "red-1-b0") == at(state, "red-1-b1");
-            let says_spread = |state: &State| {
-                let network = state.store.value(Kind::Network, "", "red-1");
-                network.is_some_and(|network| network["status"].to_string().contains("DropletsShared"))
-            };
-            // From then on droplets are judged.
-            sleep(Duration::from_mins(1)).await;
-            let reach = |name: &str, is_reachable: bool| {
-                let droplets = &mut simulation.lock().droplets;
-                let droplet = droplets.get_mut(name).expect("a droplet");
-                droplet.is_reachable = is_reachable;
-                droplet.report(Report::Break);
-            };
-            for name in ["red-1-b0", "red-1-b1"] {
-                until(simulation, "they are apart", |state| !is_shared(state)).await;
-                let droplet = at(&simulation.lock(), name).expect("a bouncer");
-                reach(&droplet, false);
-                until(
-                    simulation,
-                    "they share the droplet that is left, and the network says so",
-                    |state| is_shared(state) && says_spread(state),
-                )
-                .await;
-                reach(&droplet, true);
-            }
-            until(simulation, "they are apart again", |state| {
-                !is_shared(state) && !says_spread(state)
-            })
-            .await;
-            only.crash();
-        });
-    }
-}
-
-#[test]
-fn a_bouncer_goes_though_an_endpoint_outlives_its_network() {
-    for seed in 1..=5 {
-        check("orphan", seed, async |simulation| {
-            let first = begin(simulation, 1).await;
-            let other = second(simulation, &first).await;
-            other.deafen([Kind::Network]);
-            delete(simulation, Kind::Network, "", "red-1");
-            until(simulation, "the network is gone", |state| {
-                !has(state, Kind::Network, "red-1")
-            })
-            .await;
-            first.crash();
-            simulation.with(|state| {
-                for (name, node) in [("p", "n0"), ("q", "n1")] {
-                    add_pod(state, "east", name, node, &json!({"thuban.dev/network": "red-1"}));
-                }
-            });
-            until(
-                simulation,
-                "its pods have addresses and its bouncer is deleted",
-                |state| {
-                    let endpoints = state.store.values(Kind::Endpoint);
-                    let served = endpoints.filter(|endpoint| !addresses(endpoint).is_empty());
-                    let mut bouncers = state.store.values(Kind::Bouncer);
-                    served.count() == 2 && bouncers.any(|bouncer| is_deleting(bouncer))
-                },
-            )
-            .await;
-            other.deafen([]);
-            until(simulation, "no bouncer is left", |state| {
-                state.store.values(Kind::Bouncer).next().is_none()
-            })
-            .await;
-            convergence::end_faults(simulation).await;
-            delete(simulation, Kind::Pod, "east", "p");
-            delete(simulation, Kind::Pod, "east", "q");
-            delete(simulation, Kind::Vpc, "", "red");
-            until_gone(simulation).await;
-        });
-    }
-}
-
 /// Replaces the transitd of a node by one that understands other rows.
 fn exchange(simulation: &Simulation, node: &str, kinds: &Kinds) {
     simulation.with(|state| {
@@ -470,48 +312,6 @@ fn objects_wait_until_bouncers_understand_their_rows() {
 fn is_provisioned(state: &State, kind: Kind, namespace: &str, name: &str) -> bool {
     let object = state.store.value(kind, namespace, name);
     object.is_some_and(|object| convergence::is_provisioned(object) && !is_deleting(object))
-}
-
-#[test]
-fn a_bouncer_goes_after_five_minutes_of_less_need() {
-    for seed in 1..=3 {
-        check("scale-in", seed, async |simulation| {
-            begin_in_use(simulation, 1).await;
-            simulation.with(|state| {
-                let scaling = json!({"maxBouncers": 2, "endpointsPerBouncer": 1});
-                let scale = |network: &mut Value| network["spec"]["autoscale"] = scaling;
-                state.store.edit(Kind::Network, "", "red-1", scale);
-            });
-            let has_two = |state: &State| is_provisioned(state, Kind::Bouncer, "", "red-1-b1");
-            until(simulation, "each endpoint has a bouncer", has_two).await;
-            let leave = async |pod: &str| {
-                delete(simulation, Kind::Pod, "east", pod);
-                until(simulation, "one endpoint is left", |state| {
-                    state.store.values(Kind::Endpoint).count() == 1
-                })
-                .await;
-            };
-            let stay_for = async |seconds| {
-                sleep(Duration::from_secs(seconds)).await;
-                if !has_two(&simulation.lock()) {
-                    let what = format!("the second bouncer went within {seconds} s");
-                    simulation.lock().violation(what);
-                }
-            };
-            leave("q").await;
-            stay_for(240).await;
-            // The need returns, and the time starts again.
-            pod_on(simulation, "r", "n1").await;
-            stay_for(30).await;
-            leave("r").await;
-            stay_for(290).await;
-            until(simulation, "the second bouncer is gone", |state| {
-                !has(state, Kind::Bouncer, "red-1-b1")
-            })
-            .await;
-            end_everything(simulation).await;
-        });
-    }
 }
 
 #[test]

@@ -2,8 +2,9 @@
 //! told of it, and is Provisioned once they know. It is taken from its users before its tables are removed.
 //!
 //! Invariants: `status.droplet` is the droplet where users have the role, and its tables stay there until that field
-//! changes. `status.leaving` is written before any user is told to forget the role, and removed before any user is told
-//! of it again: of several roles that are deleted, the next leader knows which serve.
+//! changes, which is [`IN_FLIGHT`] after its users know. `status.leaving` is written before any user is told to forget
+//! the role, and removed before any user is told of it again: of several roles that are deleted, the next leader knows
+//! which serve.
 
 mod bouncer;
 mod decide;
@@ -41,6 +42,9 @@ const CONDITION_DELAY: Duration = Duration::from_secs(3);
 const TABLES_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the workflow waits for a change of which acks should have woken it.
 const ACK_RETRY: Duration = Duration::from_secs(2);
+/// How long a role's tables stay where no droplet sends to any more: packets may still wait in the queues of links and
+/// CPUs.
+const IN_FLIGHT: Duration = Duration::from_secs(1);
 /// How often a role on a shared or cordoned droplet looks for a better one.
 const SPREAD_RETRY: Duration = Duration::from_secs(20);
 
@@ -162,12 +166,24 @@ async fn take<R: Role>(
             context.hub.update(|world| world.publish_role(role.id()));
             let missing = uninformed(role, context);
             if missing.is_empty() {
-                return finish(role, droplet, roles, context).await;
+                let has_moved = role.serves_on().is_some_and(|before| before != droplet);
+                return match in_flight(role, context).filter(|_| has_moved) {
+                    Some(left) => Ok(Action::requeue(left)),
+                    None => finish(role, droplet, roles, context).await,
+                };
             }
+            context.clocks.forget(Timed::RoleUnused, role.id().uid);
             announcing(&missing)
         }
     };
     wait(role, roles, context, (reason, message)).await
+}
+
+/// Returns for how much longer packets may arrive where no droplet sends any more.
+fn in_flight<R: Role>(role: &R, context: &Context) -> Option<Duration> {
+    context
+        .clocks
+        .remaining(Timed::RoleUnused, role.id().uid, IN_FLIGHT)
 }
 
 fn filling(droplet: &str, missing: &Missing) -> (&'static str, String) {
@@ -231,7 +247,9 @@ async fn finish<R: Role>(
     status.phase = Phase::Provisioned;
     let moved_from = status.droplet.replace(droplet.to_owned());
     set(&mut status.conditions, acknowledged(role));
-    context.clocks.forget(Timed::RoleWait, role.id().uid);
+    for timed in [Timed::RoleWait, Timed::RoleUnused] {
+        context.clocks.forget(timed, role.id().uid);
+    }
     if role.status() == Some(&status) {
         // The role was reinstated where it was.
         return Ok(Action::requeue(ACK_RETRY));
@@ -388,7 +406,13 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
             "waits until these droplets no longer use it: {}",
             join_first(&users)
         );
+        context.clocks.forget(Timed::RoleUnused, role.id().uid);
         return wait(role, roles, context, ("WaitsForUsers", message)).await;
+    }
+    if role.is_in_use(context)
+        && let Some(left) = in_flight(role, context)
+    {
+        return Ok(Action::requeue(left));
     }
     context.hub.update(|world| world.purge_role(role.id()));
     let droplets = role.serves_on().into_iter().chain(role.droplet());
@@ -401,7 +425,8 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
         return wait(role, roles, context, ("WaitsForTables", message)).await;
     }
     remove_finalizer(roles, role).await?;
-    context.clocks.forget(Timed::RoleWait, role.id().uid);
-    context.clocks.forget(Timed::RoleMoved, role.id().uid);
+    for timed in [Timed::RoleWait, Timed::RoleUnused, Timed::RoleMoved] {
+        context.clocks.forget(timed, role.id().uid);
+    }
     Ok(Action::await_change())
 }

@@ -12,6 +12,8 @@ use tokio::time::Instant;
 pub enum Timed {
     /// A role waits for a droplet or for acks. By its UID.
     RoleWait,
+    /// No droplet uses a role any more where it was. By its UID.
+    RoleUnused,
     /// A role moved because its droplet had no room for its tables. By its UID.
     RoleMoved,
     /// An Endpoint waits for acks. By its UID.
