@@ -6,8 +6,10 @@
 //! service here: the code that knows a service's backends sets the service again.
 
 mod checks;
+mod names;
 mod near;
 mod node_ports;
+mod ranges;
 mod reach;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -15,9 +17,8 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use thuban_api::cidr::Cidr;
 use thuban_api::identifiers::Vni;
-use thuban_rows::{ExposedPort, HealthCheck, Port, ServiceName, Visible};
+use thuban_rows::{ExposedPort, HealthCheck, Port};
 
 use checks::Checks;
 pub use checks::{VipMembers, VipName};
@@ -207,54 +208,6 @@ impl Services {
 }
 
 impl World {
-    /// Sets the ranges in which services have their addresses. Returns whether they are others than before.
-    pub fn set_service_ranges(&mut self, ranges: Vec<String>) -> bool {
-        let is_new = self.service_ranges != ranges;
-        if is_new {
-            self.service_ranges = ranges;
-            self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
-        }
-        is_new
-    }
-
-    /// Yields the ranges of services for the pods of a VPC: without those that touch its own ranges, where its pods
-    /// are.
-    pub(super) fn service_ranges_of<'a>(&'a self, vpc: &'a Vpc) -> impl Iterator<Item = &'a String> {
-        let own: Vec<Cidr> = vpc.cidrs.iter().filter_map(|range| range.parse().ok()).collect();
-        let is_free = move |range: &&String| {
-            let range: Option<Cidr> = range.parse().ok();
-            range.is_some_and(|range| !own.iter().any(|own| own.overlaps(range)))
-        };
-        self.service_ranges.iter().filter(is_free)
-    }
-
-    /// Whether pods of a network's VPC take an address for a service's.
-    pub fn is_in_service_ranges(&self, network: &str, address: IpAddr) -> bool {
-        let home = self.home_of(network);
-        home.is_some_and(|vpc| self.service_ranges_of(vpc).any(|range| is_in(address, range)))
-    }
-
-    /// Sets the outside ranges that stay closed to VPCs whose pods reach outside. Called before there is any VPC.
-    pub fn set_closed_ranges(&mut self, ranges: Vec<String>) {
-        self.closed_ranges = ranges;
-        self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
-    }
-
-    /// Sets the addresses of all nodes: they are closed too, in any range.
-    pub fn set_nodes(&mut self, addresses: BTreeSet<IpAddr>) {
-        let closed: Vec<Cidr> = self
-            .closed_ranges
-            .iter()
-            .filter_map(|range| range.parse().ok())
-            .collect();
-        let is_open = |address: &IpAddr| !closed.iter().any(|range| range.contains_address(*address));
-        let addresses: BTreeSet<IpAddr> = addresses.into_iter().filter(is_open).collect();
-        if addresses != self.closed_nodes {
-            self.closed_nodes = addresses;
-            self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
-        }
-    }
-
     /// Sets a service by the name of its scaled Endpoint.
     pub fn set_service(&mut self, name: &EndpointName, service: Option<Service>) {
         if self.services.all.get(name) == service.as_ref() {
@@ -280,45 +233,6 @@ impl World {
         }
         self.touch_users(name);
         self.dirty.insert(Owner::Service(name.clone()));
-    }
-
-    /// Whether nodes are members of a network's VPC: they reach all its endpoints.
-    pub fn is_nodes_own(&self, network: &str) -> bool {
-        self.home_of(network).is_some_and(|home| home.host_access)
-    }
-
-    fn home_of(&self, network: &str) -> Option<&Vpc> {
-        let network = self.networks.get(network)?;
-        self.vpcs.get(&network.vpc)
-    }
-
-    /// Whether services of a network may have a backend at an address because it is outside of their VPC: only a VPC
-    /// with access to hosts reaches such addresses. Of pods only those on the host network have them.
-    pub fn is_outside(&self, network: &str, address: IpAddr, is_pods: bool) -> bool {
-        let Some(home) = self.home_of(network).filter(|home| home.host_access) else {
-            return false;
-        };
-        let is_local = match address {
-            IpAddr::V4(v4) => {
-                v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_unspecified()
-            }
-            IpAddr::V6(v6) => {
-                v6.is_loopback() || v6.is_unicast_link_local() || v6.is_multicast() || v6.is_unspecified()
-            }
-        };
-        let mut ranges = home.cidrs.iter().chain(&self.service_ranges);
-        if is_local || ranges.any(|range| is_in(address, range)) {
-            return false;
-        }
-        !is_pods
-            || self.closed_ranges.iter().any(|range| is_in(address, range))
-            || self.closed_nodes.contains(&address)
-            || self.is_droplets(address)
-    }
-
-    /// Whether an address is a droplet's on the underlay.
-    pub fn is_droplets(&self, address: IpAddr) -> bool {
-        self.droplets.values().any(|droplet| address == *droplet)
     }
 
     /// Returns the VNIs of VPCs that name a service.
@@ -394,112 +308,6 @@ impl World {
                 (service, told)
             })
         })
-    }
-
-    /// Sets the ClusterIPs of the cluster's DNS, of which droplets have views. Called before there is any VPC.
-    pub fn set_cluster_dns(&mut self, addresses: Vec<IpAddr>) {
-        self.services.cluster_dns = addresses;
-    }
-
-    /// Yields the addresses of the cluster's DNS that pods of a VPC don't reach: their packets are refused at once.
-    pub(super) fn refused_dns<'a>(
-        &'a self,
-        vpc: &'a str,
-        known: &'a Vpc,
-    ) -> impl Iterator<Item = IpAddr> + 'a {
-        let addresses = self.services.cluster_dns.iter().copied();
-        addresses.filter(move |address| {
-            let service = self.service_at(*address).and_then(|name| self.service(name));
-            let home = service.and_then(|service| self.networks.get(&service.network));
-            let mut reached = self.node_services_of(vpc, known);
-            !known.host_access
-                && home.is_some_and(|home| home.vpc != vpc)
-                && !reached.any(|(_, service)| service.address == *address)
-        })
-    }
-
-    /// Whether a service tells the names of all VPCs, except by a view of it.
-    fn has_names(&self, name: &EndpointName, service: &Service) -> bool {
-        let is_usual = name.0 == "kube-system" && service.name == "kube-dns";
-        let mut addresses = service.tables.iter().map(|(address, _)| *address);
-        is_usual || addresses.any(|address| self.services.cluster_dns.contains(&address))
-    }
-
-    /// Sets the network of a namespace's pods and Services that name no other network.
-    pub fn set_namespace(&mut self, namespace: &str, network: Option<&str>) {
-        let namespaces = &mut self.services.namespaces;
-        let old = match network {
-            Some(network) => namespaces.insert(namespace.to_owned(), network.to_owned()),
-            None => namespaces.remove(namespace),
-        };
-        if old.as_deref() == network {
-            return;
-        }
-        let networks = old.as_deref().into_iter().chain(network);
-        let mut vpcs: BTreeSet<String> = networks
-            .filter_map(|network| Some(self.networks.get(network)?.vpc.clone()))
-            .collect();
-        // Services that another network's annotation put elsewhere may be in their namespace's network now, or no
-        // longer be.
-        let services = self.services_of_namespace(namespace);
-        let homes = services.filter_map(|(_, name)| {
-            let service = self.service(name)?;
-            Some(self.networks.get(&service.network)?.vpc.clone())
-        });
-        vpcs.extend(homes.collect::<Vec<_>>());
-        self.dirty.extend(vpcs.into_iter().map(Owner::Vpc));
-    }
-
-    /// Yields the scaled Endpoints of the Service of a name: several for a moment, if it was made again.
-    pub(super) fn services_named(
-        &self,
-        namespace: &str,
-        service: &str,
-    ) -> impl Iterator<Item = &EndpointName> {
-        let key = (namespace.to_owned(), service.to_owned());
-        self.services.by_name.get(&key).into_iter().flatten()
-    }
-
-    /// Yields (name of the Service, its scaled Endpoint).
-    fn services_of_namespace(&self, namespace: &str) -> impl Iterator<Item = (&str, &EndpointName)> {
-        let from = (namespace.to_owned(), String::new());
-        let all = self.services.by_name.range(from..);
-        let own = all.take_while(move |((of, _), _)| *of == namespace);
-        own.flat_map(|((_, service), names)| names.into_iter().map(|name| (service.as_str(), name)))
-    }
-
-    /// Returns the names that a VPC's pods find. Pods that share a VPC with nodes find all.
-    pub(super) fn visible_to(&self, vpc: &str, known: &Vpc) -> Visible {
-        if known.host_access {
-            return Visible::default();
-        }
-        let vpc_of = |network: &String| self.networks.get(network).map(|network| network.vpc.as_str());
-        let namespaces = self.services.namespaces.iter();
-        let namespaces = namespaces.filter(|(_, network)| vpc_of(network) == Some(vpc));
-        let namespaces: BTreeSet<&str> = namespaces.map(|(name, _)| name.as_str()).collect();
-        let is_here = |name: &EndpointName| {
-            let service = self.service(name);
-            service.is_some_and(|service| vpc_of(&service.network) == Some(vpc))
-        };
-        let mut services: BTreeSet<ServiceName> = known
-            .shared
-            .iter()
-            .map(|(namespace, service)| ServiceName::new(namespace, service))
-            .collect();
-        let own = self.services_of_vpc(vpc);
-        let strays = own.filter(|name| !namespaces.contains(name.0.as_str()));
-        services.extend(strays.filter_map(|name| Some(ServiceName::new(&name.0, &self.service(name)?.name))));
-        let hidden = namespaces.iter().flat_map(|namespace| {
-            let elsewhere = self.services_of_namespace(namespace);
-            let elsewhere = elsewhere.filter(|(_, name)| !is_here(name));
-            elsewhere.map(|(service, _)| ServiceName::new(*namespace, service))
-        });
-        let hidden = hidden.filter(|name| !services.contains(name)).collect();
-        Visible {
-            namespaces: namespaces.into_iter().map(str::to_owned).collect(),
-            services,
-            hidden,
-        }
     }
 
     pub fn service(&self, name: &EndpointName) -> Option<&Service> {
@@ -606,12 +414,6 @@ impl World {
             self.dirty.insert(Owner::Service(name));
         }
     }
-}
-
-fn is_in(address: IpAddr, range: &str) -> bool {
-    range
-        .parse()
-        .is_ok_and(|range: Cidr| range.contains_address(address))
 }
 
 #[cfg(test)]
