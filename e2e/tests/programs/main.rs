@@ -78,6 +78,8 @@ fn every_counter_has_a_test() {
         include_str!("ipv6_transit.rs"),
         include_str!("meters.rs"),
         include_str!("policy.rs"),
+        include_str!("policy/portless.rs"),
+        include_str!("policy/vouched.rs"),
         include_str!("probes.rs"),
         include_str!("services.rs"),
         include_str!("shares.rs"),

@@ -1,6 +1,9 @@
 //! Network policy: who is let in to an endpoint of this droplet, whose answers an agent vouches for, and what happens
 //! to both when policy changes.
 
+mod portless;
+mod vouched;
+
 use std::net::IpAddr;
 
 use anyhow::{Context, Result, ensure};
@@ -9,15 +12,14 @@ use thuban_common::{
     counters::Counter,
     host_stack::{MARK_HOST_ENDPOINT, mark_of},
     policy::{
-        Action, BlockKey, Decision, FLOWS_OF_VPC, FlowEntry, GRANT_ASKS_BLOCKS, GRANT_DENIES, Grant,
-        GrantKey, ListEntry, ListKey, NO_RULE, PEER_OTHER, PortRange, SHARED_SERVICE_CLASS, STAMP_GUARDED,
-        STAMP_REPLY, Stamp, of_vpc, point, ranked,
+        Action, BlockKey, Decision, FlowEntry, GRANT_ASKS_BLOCKS, GRANT_DENIES, Grant, GrantKey, ListEntry,
+        ListKey, NO_RULE, PEER_OTHER, PortRange, SHARED_SERVICE_CLASS, STAMP_GUARDED, STAMP_REPLY, Stamp,
+        of_vpc, point, ranked,
     },
-    services::{ALL_FLOWS, ConnectionKey},
-    tables::{AttachmentEntry, EndpointKey, LOCAL_HAS_POLICY, LOCAL_TAKES_XDP, LocalEntry},
+    services::ConnectionKey,
+    tables::{AttachmentEntry, LOCAL_HAS_POLICY, LOCAL_TAKES_XDP, LocalEntry},
 };
 use thuban_e2e::{programs::key, services::Served};
-use transitd::boot::monotonic;
 
 use crate::{
     fixture::stamp_bytes,
@@ -172,6 +174,24 @@ fn flows(world: &World) -> Result<Vec<(ConnectionKey, FlowEntry)>> {
     Ok(map.iter().collect::<Result<_, _>>()?)
 }
 
+/// Returns an ICMP message in a frame of an endpoint.
+pub fn icmp((from, to): (IpAddr, IpAddr), mac: [u8; 6], kind: u8, rest: &[u8]) -> Vec<u8> {
+    match (from, to) {
+        (IpAddr::V4(from), IpAddr::V4(to)) => {
+            let message = [&[kind, 0, 0, 0][..], rest].concat();
+            crate::frames::Packet::udp(mac, from, to)
+                .carrying(1, &message)
+                .bytes()
+        }
+        (IpAddr::V6(from), IpAddr::V6(to)) => {
+            let mut packet = Packet6::udp(mac, from, to).icmp(kind, rest);
+            packet.hop_limit = 63;
+            packet.bytes()
+        }
+        _ => unreachable!("one family"),
+    }
+}
+
 #[test]
 fn a_client_by_a_shared_service_has_a_class_of_its_own() -> Result<()> {
     let mut world = policed([INGRESS, 0], [0, 0])?;
@@ -301,136 +321,6 @@ fn blocks_are_asked_by_the_other_sides_address() -> Result<()> {
 }
 
 #[test]
-fn answers_to_a_guarded_client_are_vouched_for() -> Result<()> {
-    for protocol in [TCP, UDP, SCTP] {
-        let mut world = policed([0, 0], [0, 0])?;
-        for (family, hook) in FAMILIES
-            .into_iter()
-            .flat_map(|family| HOOKS.map(|hook| (family, hook)))
-        {
-            let request = to_home(protocol, family, 80);
-            let answer = request.answer(HOME.mac());
-            let other = request.sent_to((family.1, 81)).answer(HOME.mac());
-            ensure_in(&arrive(&mut world, hook, BY_FRIEND, &request.bytes())?)?;
-            ensure!(
-                !is_vouched(&mut world, hook, &answer.bytes())?,
-                "an unguarded client needs nobody"
-            );
-            ensure_in(&arrive(&mut world, hook, BY_GUARDED, &request.bytes())?)?;
-            ensure!(
-                is_vouched(&mut world, hook, &answer.bytes())?,
-                "{protocol} {family:?}"
-            );
-            ensure!(!is_vouched(&mut world, hook, &other.bytes())?, "another port");
-            let flow = flows(&world)?.pop().context("no flow")?;
-            world.programs.remove::<_, FlowEntry>("FLOWS", &flow.0)?;
-            ensure!(!is_vouched(&mut world, hook, &answer.bytes())?, "forgotten");
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn answers_by_datagram_end_after_the_client() -> Result<()> {
-    for (protocol, ends) in [(TCP, false), (SCTP, false), (UDP, true)] {
-        let mut world = policed([0, 0], [0, 0])?;
-        let request = to_home(protocol, FAMILIES[0], 80).bytes();
-        let answer = to_home(protocol, FAMILIES[0], 80).answer(HOME.mac()).bytes();
-        ensure_in(&arrive(&mut world, Hook::Tc, BY_GUARDED, &request)?)?;
-        let age = |world: &mut World, seconds: u64| {
-            let (key, mut entry) = flows(world)?.pop().context("no flow")?;
-            entry.time = monotonic().as_nanos() as u64 - seconds * 1_000_000_000;
-            world.programs.insert("FLOWS", key, entry)?;
-            anyhow::Ok(entry.time)
-        };
-        let time = age(&mut world, 25)?;
-        for _ in 0..2 {
-            ensure!(is_vouched(&mut world, Hook::Tc, &answer)?, "{protocol}");
-            let (_, entry) = flows(&world)?.pop().context("no flow")?;
-            ensure!(entry.time == time, "an answer keeps no flow alive");
-        }
-        age(&mut world, 31)?;
-        ensure!(is_vouched(&mut world, Hook::Tc, &answer)? != ends, "{protocol}");
-        // The client goes on.
-        ensure_in(&arrive(&mut world, Hook::Tc, BY_GUARDED, &request)?)?;
-        ensure!(is_vouched(&mut world, Hook::Tc, &answer)?, "{protocol}");
-    }
-    Ok(())
-}
-
-#[test]
-fn answers_of_an_endpoint_with_egress_rules_are_vouched_for() -> Result<()> {
-    let mut world = policed([0, EGRESS], [0, 0])?;
-    let request = to_home(TCP, FAMILIES[0], 80);
-    ensure_in(&arrive(&mut world, Hook::Tc, BY_FRIEND, &request.bytes())?)?;
-    ensure!(is_vouched(
-        &mut world,
-        Hook::Tc,
-        &request.answer(HOME.mac()).bytes()
-    )?);
-    Ok(())
-}
-
-#[test]
-fn a_vouched_packet_passes_unless_it_opens_a_connection() -> Result<()> {
-    let vouched = stamp(STRANGER, EGRESS, STAMP_REPLY);
-    for hook in HOOKS {
-        let mut world = policed([INGRESS, 0], [0, 0])?;
-        grant(&mut world, INGRESS, PEER_OTHER, 0, GRANT_DENIES)?;
-        for flags in [0x12, 0x10, 0x11, 0x04] {
-            let segment = to_home(TCP, FAMILIES[0], 80).with_flags(flags);
-            ensure_in(&arrive(&mut world, hook, vouched, &segment.bytes())?)?;
-        }
-        for flags in [0x02, 0xc2] {
-            let segment = to_home(TCP, FAMILIES[0], 80).with_flags(flags);
-            let outcome = arrive(&mut world, hook, vouched, &segment.bytes())?;
-            ensure_out(&outcome, Counter::PolicyIngress)?;
-        }
-        let datagram = to_home(UDP, FAMILIES[0], 80).bytes();
-        ensure_in(&arrive(&mut world, hook, vouched, &datagram)?)?;
-        let init = to_home(SCTP, FAMILIES[0], 80).bytes();
-        ensure_out(&arrive(&mut world, hook, vouched, &init)?, Counter::PolicyIngress)?;
-    }
-    Ok(())
-}
-
-#[test]
-fn a_connection_follows_a_change_at_its_next_packet() -> Result<()> {
-    for hook in HOOKS {
-        let mut world = policed([INGRESS, 0], [0, 0])?;
-        allow(&mut world, INGRESS, FRIEND, (TCP, 80))?;
-        let request = to_home(TCP, FAMILIES[0], 80);
-        let answer = request.answer(HOME.mac()).bytes();
-        let data = request.clone().with_flags(0x10).bytes();
-        ensure_in(&arrive(&mut world, hook, BY_GUARDED, &request.bytes())?)?;
-        ensure!(is_vouched(&mut world, hook, &answer)?);
-        // A change that leaves the flow alone.
-        raise_epoch(&mut world)?;
-        ensure!(is_vouched(&mut world, hook, &answer)?);
-        ensure_in(&arrive(&mut world, hook, BY_GUARDED, &data)?)?;
-        // The sender's labels change.
-        let other = stamp(STRANGER, 0, STAMP_GUARDED);
-        ensure_out(&arrive(&mut world, hook, other, &data)?, Counter::PolicyIngress)?;
-        ensure!(flows(&world)?.is_empty() && !is_vouched(&mut world, hook, &answer)?);
-        // The sender gets egress rules, which this droplet doesn't know.
-        ensure_in(&arrive(&mut world, hook, BY_GUARDED, &data)?)?;
-        let limited = stamp(FRIEND, EGRESS, STAMP_GUARDED);
-        ensure_out(&arrive(&mut world, hook, limited, &data)?, Counter::PolicyEgress)?;
-        ensure!(flows(&world)?.is_empty() && !is_vouched(&mut world, hook, &answer)?);
-        // The rule goes: first the server speaks, then the client.
-        ensure_in(&arrive(&mut world, hook, BY_GUARDED, &data)?)?;
-        grant(&mut world, INGRESS, of_vpc(VNI, FRIEND), 0, GRANT_DENIES)?;
-        raise_epoch(&mut world)?;
-        ensure!(!is_vouched(&mut world, hook, &answer)? && flows(&world)?.is_empty());
-        ensure_out(
-            &arrive(&mut world, hook, BY_GUARDED, &data)?,
-            Counter::PolicyIngress,
-        )?;
-    }
-    Ok(())
-}
-
-#[test]
 fn both_ends_here_are_judged_once_and_answers_come_back() -> Result<()> {
     for hook in HOOKS {
         let mut world = policed([INGRESS, 0], [INGRESS, 0])?;
@@ -509,177 +399,6 @@ fn a_pod_is_let_in_by_itself() -> Result<()> {
             outcome.counted
         );
     }
-    Ok(())
-}
-
-/// Returns an ICMP message in a frame of an endpoint.
-pub fn icmp((from, to): (IpAddr, IpAddr), mac: [u8; 6], kind: u8, rest: &[u8]) -> Vec<u8> {
-    match (from, to) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            let message = [&[kind, 0, 0, 0][..], rest].concat();
-            crate::frames::Packet::udp(mac, from, to)
-                .carrying(1, &message)
-                .bytes()
-        }
-        (IpAddr::V6(from), IpAddr::V6(to)) => {
-            let mut packet = Packet6::udp(mac, from, to).icmp(kind, rest);
-            packet.hop_limit = 63;
-            packet.bytes()
-        }
-        _ => unreachable!("one family"),
-    }
-}
-
-#[test]
-fn an_echo_is_answered_and_asked_for_by_its_rule() -> Result<()> {
-    for ((from, to), [ask, answer]) in FAMILIES.into_iter().zip([[8, 0], [128, 129]]) {
-        for hook in HOOKS {
-            let mut world = policed([INGRESS, 0], [0, 0])?;
-            list(&mut world, 5, 0, 0, Action::Accept)?;
-            grant(&mut world, INGRESS, PEER_OTHER, 5, GRANT_DENIES)?;
-            let request = icmp((from, to), [9; 6], ask, &[0, 7, 0, 1]);
-            ensure_in(&arrive(&mut world, hook, BY_GUARDED, &request)?)?;
-            let reply = |kind, number| icmp((to, from), HOME.mac(), kind, &[0, number, 0, 1]);
-            ensure!(is_vouched(&mut world, hook, &reply(answer, 7))?);
-            ensure!(!is_vouched(&mut world, hook, &reply(answer, 8))?, "another echo");
-            ensure!(!is_vouched(&mut world, hook, &reply(ask, 7))?, "a question");
-            grant(&mut world, INGRESS, PEER_OTHER, 0, GRANT_DENIES)?;
-            raise_epoch(&mut world)?;
-            ensure_out(
-                &arrive(&mut world, hook, BY_GUARDED, &request)?,
-                Counter::PolicyIngress,
-            )?;
-        }
-    }
-    Ok(())
-}
-
-/// Returns the rest of an ICMP error about a frame: the bytes behind the checksum.
-fn about(frame: &[u8]) -> Vec<u8> {
-    [&[0; 4], &frame[14..]].concat()
-}
-
-#[test]
-fn an_error_passes_where_an_answer_would() -> Result<()> {
-    for ((from, to), kind) in FAMILIES.into_iter().zip([3, 1]) {
-        for hook in HOOKS {
-            let mut world = policed([INGRESS, 0], [0, 0])?;
-            allow(&mut world, INGRESS, FRIEND, (UDP, 80))?;
-            let request = to_home(UDP, (from, to), 80);
-            let sent = request.answer(HOME.mac());
-            // The client tells the server of its answer.
-            let error = |about_it: &[u8]| icmp((from, to), [9; 6], kind, about_it);
-            for who in [BY_FRIEND, BY_GUARDED] {
-                let told = error(&about(&sent.bytes()));
-                ensure_in(&arrive(&mut world, hook, who, &told)?)?;
-                ensure!(flows(&world)?.is_empty(), "an error is no flow");
-            }
-            for (who, quoted) in [
-                (BY_STRANGER, sent.clone()),
-                (BY_FRIEND, sent.sent_from((to, 81))),
-                (BY_FRIEND, sent.sent_from((from, 80))),
-                (BY_FRIEND, sent.sent_to((to, 40000))),
-            ] {
-                let outcome = arrive(&mut world, hook, who, &error(&about(&quoted.bytes())))?;
-                ensure_out(&outcome, Counter::PolicyIngress)?;
-            }
-            // The server tells the client of its question.
-            ensure_in(&arrive(&mut world, hook, BY_GUARDED, &request.bytes())?)?;
-            let error = |about_it: &Segment| icmp((to, from), HOME.mac(), kind, &about(&about_it.bytes()));
-            ensure!(is_vouched(&mut world, hook, &error(&request))?);
-            let other = request.sent_from((from, 40001));
-            ensure!(!is_vouched(&mut world, hook, &error(&other))?, "nobody asked");
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn later_fragments_pass_as_the_first_one_did() -> Result<()> {
-    for family in FAMILIES {
-        let mut world = policed([INGRESS, 0], [0, 0])?;
-        allow(&mut world, INGRESS, FRIEND, (UDP, 80))?;
-        let datagram = |port| {
-            let mut datagram = to_home(UDP, family, port);
-            datagram.payload = vec![7; 3000];
-            datagram
-        };
-        let (open, shut) = (datagram(80).fragments(7, 1400), datagram(81).fragments(7, 1400));
-        let unreadable = Counter::PolicyUnreadable;
-        ensure_out(&arrive(&mut world, Hook::Tc, BY_FRIEND, &open[1])?, unreadable)?;
-        for part in &open {
-            ensure_in(&arrive(&mut world, Hook::Tc, BY_GUARDED, part)?)?;
-            let at_xdp = arrive(&mut world, Hook::Xdp, BY_FRIEND, part)?;
-            ensure!(at_xdp.verdict == 2 && at_xdp.counted.is_empty(), "left to tc");
-        }
-        // The same number once more, for a port that is shut.
-        ensure_out(
-            &arrive(&mut world, Hook::Tc, BY_FRIEND, &shut[0])?,
-            Counter::PolicyIngress,
-        )?;
-        ensure_out(&arrive(&mut world, Hook::Tc, BY_FRIEND, &shut[1])?, unreadable)?;
-        let answers = datagram(80).answer(HOME.mac()).fragments(9, 1400);
-        ensure!(!is_vouched(&mut world, Hook::Tc, &answers[1])?, "no first one");
-        for part in &answers {
-            ensure!(is_vouched(&mut world, Hook::Tc, part)?);
-        }
-    }
-    Ok(())
-}
-
-#[test]
-fn what_hides_its_ports_is_not_let_in() -> Result<()> {
-    let mut world = policed([INGRESS, 0], [0, 0])?;
-    grant(&mut world, INGRESS, PEER_OTHER, 0, 0)?;
-    let unreadable = Counter::PolicyUnreadable;
-    for protocol in [TCP, SCTP] {
-        for family in FAMILIES {
-            let mut segment = to_home(protocol, family, 80);
-            ensure_in(&arrive(&mut world, Hook::Tc, BY_FRIEND, &segment.bytes())?)?;
-            segment.payload = vec![7; 64];
-            for part in segment.fragments(7, 32) {
-                ensure_out(&arrive(&mut world, Hook::Tc, BY_FRIEND, &part)?, unreadable)?;
-            }
-        }
-    }
-    let mut options = to_home(TCP, FAMILIES[0], 80).bytes();
-    options[14] = 0x46;
-    let plain = Packet6::udp([9; 6], ip6(0, 1, 0x50), HOME.v6);
-    let inside = plain
-        .clone()
-        .carrying(44, &[60, 0, 0, 0, 0, 0, 0, 7, 17, 0, 1, 4, 0, 0, 0, 0]);
-    for frame in [
-        options,
-        plain.extended(60).bytes(),
-        plain.extended(0).bytes(),
-        inside.bytes(),
-    ] {
-        ensure_out(&arrive(&mut world, Hook::Tc, BY_FRIEND, &frame)?, unreadable)?;
-    }
-    Ok(())
-}
-
-#[test]
-fn a_vpc_without_room_for_flows_is_let_in_and_not_vouched_for() -> Result<()> {
-    let mut world = policed([0, 0], [0, 0])?;
-    let share = EndpointKey {
-        vni: VNI,
-        address: ALL_FLOWS,
-    };
-    let request = |port| to_home(TCP, FAMILIES[0], port);
-    ensure_in(&arrive(&mut world, Hook::Tc, BY_GUARDED, &request(80).bytes())?)?;
-    ensure!(world.programs.get::<_, u32>("SHARES", &share)? == 1);
-    world.programs.insert("SHARES", share, FLOWS_OF_VPC)?;
-    let outcome = arrive(&mut world, Hook::Tc, BY_GUARDED, &request(81).bytes())?;
-    ensure!(outcome.counted.contains_key(Counter::PolicyUnvouched.name()));
-    ensure_in(&outcome)?;
-    let mut answer = request(81).answer(HOME.mac());
-    ensure!(!is_vouched(&mut world, Hook::Tc, &answer.bytes())?);
-    answer = request(80).answer(HOME.mac());
-    ensure!(
-        is_vouched(&mut world, Hook::Tc, &answer.bytes())?,
-        "it has an entry"
-    );
     Ok(())
 }
 
