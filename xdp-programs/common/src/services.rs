@@ -3,12 +3,18 @@
 //! Invariant: as in [`crate::tables`]: `repr(C)`, integers and arrays only, explicit padding, sizes asserted. Numbers
 //! are host order; addresses and ports are network order (raw).
 
+mod choice;
+mod signal;
+
 use core::mem::offset_of;
 
 use crate::{
-    packet::{flow, ip::IpPacket, ipv4},
+    packet::{ip::IpPacket, ipv4},
     tables::{Address, DropletAddress},
 };
+
+pub use choice::{other_port, slot};
+pub use signal::Signal;
 
 /// Key of SERVICES. With port and protocol 0 it is the address's own entry: whether the address is known at all.
 #[repr(C)]
@@ -368,73 +374,6 @@ pub const ALL_FLOWS: Address = [
     0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xfe,
 ];
 
-/// The meaning of a transport header's first bytes for its connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Signal {
-    /// The packet opens a connection: TCP SYN alone, SCTP INIT.
-    pub opens: bool,
-    /// The packet, as an answer, proves that a packet was received: TCP SYN-ACK or RST, any of UDP and SCTP.
-    pub decides: bool,
-    /// The packet, as a client's, is answered by a reset if the client never got an answer: a TCP ACK. As a backend's,
-    /// it is sent to a client that showed what only an answer tells: an SCTP chunk but INIT, INIT ACK, ABORT and
-    /// SHUTDOWN COMPLETE.
-    pub confirms: bool,
-    /// The bits of [`ConnectionEntry::state`] that the packet sets.
-    pub state: u16,
-}
-
-impl Signal {
-    /// Where the two bytes of a transport header lie that [`Self::read`] reads.
-    pub const OFFSET: usize = 12;
-
-    /// Reads the two bytes of a transport header at [`Self::OFFSET`], as they are in memory.
-    #[inline(always)]
-    pub const fn read(protocol: u8, word: u16) -> Self {
-        let [first, second] = word.to_ne_bytes();
-        match protocol {
-            ipv4::UDP => Self::DATAGRAM,
-            ipv4::TCP => Self::of_tcp(second),
-            _ => Self::of_sctp(first),
-        }
-    }
-
-    /// Returns the signal of TCP's byte of flags.
-    #[inline(always)]
-    const fn of_tcp(flags: u8) -> Self {
-        let (finishes, resets) = (flags & 1 != 0, flags & 4 != 0);
-        Self {
-            opens: flags & 0x16 == 0x02,
-            decides: flags & 0x12 == 0x12 || resets,
-            confirms: flags & 0x16 == 0x10,
-            state: SEEN | if finishes { FINISHED } else { 0 } | if resets { RESET } else { 0 },
-        }
-    }
-
-    /// Returns the signal of an SCTP packet's first chunk (RFC 9260 section 3.2).
-    #[inline(always)]
-    const fn of_sctp(chunk: u8) -> Self {
-        let state = match chunk {
-            6 => RESET,
-            7 | 8 | 14 => FINISHED,
-            _ => 0,
-        };
-        Self {
-            opens: chunk == 1,
-            decides: true,
-            confirms: !matches!(chunk, 1 | 2 | 6 | 14),
-            state: SEEN | state,
-        }
-    }
-
-    /// The signal of a datagram.
-    pub const DATAGRAM: Self = Self {
-        opens: false,
-        decides: true,
-        confirms: false,
-        state: SEEN,
-    };
-}
-
 /// Whether a protocol has connections, by which a receiver itself knows whose an answer is.
 #[inline(always)]
 pub const fn has_connections(protocol: u8) -> bool {
@@ -455,29 +394,6 @@ pub const fn refresh(protocol: u8) -> u64 {
     } else {
         10_000_000_000
     }
-}
-
-/// Returns the slot of a packet to a service. The slot depends on the flow, or on the client if clients keep their
-/// backends. `keeps`: whether this one does; not if its time with a backend is over, and it is to get any of them.
-/// Every droplet chooses the same.
-#[inline(always)]
-pub const fn slot(packet: &IpPacket, entry: &ServiceEntry, keeps: bool) -> u32 {
-    let hash = flow::hash_of(packet, entry.affinity == 0 || !keeps);
-    // The hash is mixed once more, because the flow's hash also picks bouncers.
-    ((flow::finish(hash ^ 0x5e72_71ce) as u64 * entry.slots as u64) >> 32) as u32
-}
-
-/// The first of the ports that clients get towards a backend in place of their own. Linux's sockets get lower ports
-/// (32768 to 60999), unless they ask for others or a node is configured otherwise.
-const OTHER_PORTS: u16 = 61_000;
-
-/// Returns a port, network order, for a packet to a service whose backend sees another connection by the client's own
-/// port.
-#[inline(always)]
-pub const fn other_port(packet: &IpPacket, attempt: u32) -> u16 {
-    let hash = flow::finish(flow::hash(packet) ^ attempt.wrapping_mul(0x9e37_79b9));
-    let count = (u16::MAX - OTHER_PORTS) as u64 + 1;
-    (OTHER_PORTS + ((hash as u64 * count) >> 32) as u16).to_be()
 }
 
 const _: () = {
@@ -524,69 +440,4 @@ mod pod {
     pod!(ConnectionKey, ConnectionEntry, AffinityKey, AffinityEntry);
     pod!(PendingKey, PendingEntry, GatesEntry);
     pod!(FragmentKey, FragmentEntry);
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{FINISHED, RESET, SEEN, ServiceEntry, Signal, other_port, slot};
-    use crate::{
-        packet::{ip::IpPacket, ipv6::Ipv6Header},
-        testing::Random,
-    };
-
-    #[test]
-    fn signals_of_tcp_and_sctp() {
-        let tcp = Signal::of_tcp;
-        assert!(tcp(0x02).opens && tcp(0xc2).opens && !tcp(0x12).opens && !tcp(0x06).opens);
-        assert!(tcp(0x12).decides && tcp(0x14).decides && !tcp(0x10).decides && !tcp(0x02).decides);
-        assert_eq!(tcp(0x11).state, SEEN | FINISHED);
-        assert_eq!(tcp(0x14).state, SEEN | RESET);
-        let sctp = Signal::of_sctp;
-        assert!(sctp(1).opens && !sctp(2).opens);
-        assert_eq!(
-            (sctp(0).state, sctp(6).state, sctp(7).state),
-            (SEEN, SEEN | RESET, SEEN | FINISHED)
-        );
-    }
-
-    #[test]
-    fn other_ports_are_those_that_sockets_do_not_get() {
-        let mut random = Random::from_clock();
-        for _ in 0..10_000 {
-            let header = Ipv6Header::new(&[0xfd; 16], &[0xfc; 16], 6, 64, 20);
-            let mut packet = IpPacket::from_v6(&header).unwrap();
-            packet.ports = [random.u32() as u16, random.u32() as u16];
-            let ports: [u16; 3] = core::array::from_fn(|n| u16::from_be(other_port(&packet, n as u32 + 1)));
-            assert!(ports.iter().all(|port| *port >= 61_000), "{ports:?}");
-            assert!(ports[0] != ports[1] || ports[1] != ports[2], "{ports:?}");
-        }
-    }
-
-    #[test]
-    fn slots_are_within_the_table_spread_and_follow_affinity() {
-        let mut random = Random::from_clock();
-        let entry = |slots, affinity| ServiceEntry {
-            service: 1,
-            table: 1,
-            slots,
-            affinity,
-            used: 0,
-            flags: 0,
-        };
-        let mut hits = [0_u32; 251];
-        for _ in 0..25_100 {
-            let header = Ipv6Header::new(&[0xfd; 16], &[0xfc; 16], 6, 64, 20);
-            let mut packet = IpPacket::from_v6(&header).unwrap();
-            packet.ports = [random.u32() as u16, 80];
-            hits[slot(&packet, &entry(251, 0), true) as usize] += 1;
-            let kept = slot(&packet, &entry(251, 60), true);
-            packet.ports[0] ^= 1;
-            assert_eq!(
-                kept,
-                slot(&packet, &entry(251, 60), true),
-                "a client's port decides nothing"
-            );
-        }
-        assert!(hits.iter().all(|hits| (40..200).contains(hits)), "{hits:?}");
-    }
 }
