@@ -15,8 +15,8 @@ use crate::controller::context::Context;
 use crate::controller::endpoint::host;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::objects::{WriteError, condition, list, owner, update, update_status};
-use crate::controller::runtime::pace::{self, PASSING};
+use crate::controller::runtime::objects::{WriteError, condition, list, owner, update};
+use crate::controller::runtime::pace::{Pace, write_in_time};
 use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
 use crate::model::cached::{internal_ips, is_node_lost};
@@ -70,14 +70,16 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     status.roles = roles.into_iter().map(|(_, role)| role).collect();
     status.role_count = u32::try_from(status.roles.len()).ok();
     status.observed_generation = generation;
-    let held_back = hold_roles_back(&droplet, &mut status, &context);
-    if droplet.status.as_ref() != Some(&status) {
-        let mut changed = (*droplet).clone();
-        changed.status = Some(status.clone());
-        update_status(&droplets, &*droplet, &changed).await?;
-    }
     let mut current = (*droplet).clone();
-    current.status = Some(status);
+    current.status = Some(status.clone());
+    // A burst of roles changes many droplets at once.
+    let pace = Pace {
+        clocks: &context.clocks,
+        timed: Timed::DropletRoles,
+        steady,
+        limit: Some(&context.counts),
+    };
+    let held_back = write_in_time(&droplets, &*droplet, status, &pace).await?;
     apply(&current, state, &context);
     if is_changed && state == Some(State::Connected) {
         wake_unplaced(&context);
@@ -107,25 +109,9 @@ pub async fn reconcile(droplet: Arc<Droplet>, context: Arc<Context>) -> Result<A
     })
 }
 
-/// Leaves the stored roles in a status, while they have not been others for long: a burst of roles costs one write.
-/// Returns when to look again.
-fn hold_roles_back(droplet: &Droplet, status: &mut DropletStatus, context: &Context) -> Option<Duration> {
-    let name = droplet.name_any();
-    let change = pace::compare(droplet.status.as_ref(), status, |status| {
-        (status.roles, status.role_count) = (Vec::new(), None);
-    });
-    let mut left = pace::held_back(change, &context.clocks, Timed::DropletRoles, &name);
-    if left.is_none() && change == pace::Change::Passing && !context.counts.take() {
-        left = Some(PASSING);
-    }
-    match (left, &droplet.status) {
-        (Some(_), Some(stored)) => {
-            status.roles.clone_from(&stored.roles);
-            status.role_count = stored.role_count;
-        }
-        _ => context.clocks.forget(Timed::DropletRoles, &name),
-    }
-    left
+/// Leaves what does not pass by itself in a moment: all but the roles. A burst of roles costs one write.
+fn steady(status: &mut DropletStatus) {
+    (status.roles, status.role_count) = (Vec::new(), None);
 }
 
 /// The state of a droplet.

@@ -19,9 +19,9 @@ use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, update_status,
+    WriteError, add_finalizer, condition, has_finalizer, list_where, remove_finalizer, write_status,
 };
-use crate::controller::runtime::pace;
+use crate::controller::runtime::pace::{Pace, write_in_time};
 use crate::hub::{Barrier, WAITS_FOR_ACKS, Waiter};
 use crate::model::allocation::capacity;
 use crate::model::endpoint::{EndpointKind, has_addresses};
@@ -85,7 +85,7 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
         serve(&network, &networks, (status, capacity), &context).await?;
         return Ok(Action::requeue(ranges::retry(&error).min(COUNT_EVERY)));
     }
-    write(&network, &networks, status).await?;
+    write_status(&networks, &*network, status).await?;
     if is_news {
         ranges::tell(&*network, &error, &context);
     }
@@ -140,7 +140,13 @@ async fn serve(
         set(&mut status.conditions, ready);
     }
     let is_counted = count(&mut status, capacity, &name, context);
-    let held_back = write_in_time(network, networks, status, context).await?;
+    let pace = Pace {
+        clocks: &context.clocks,
+        timed: Timed::NetworkStatus,
+        steady,
+        limit: None,
+    };
+    let held_back = write_in_time(networks, network, status, &pace).await?;
     tell_nearly_used_up(network, capacity, context);
     if readiness == Readiness::Provisioned {
         context
@@ -222,32 +228,6 @@ fn steady(status: &mut NetworkStatus) {
         status.bouncers = None;
         status.conditions.retain(|condition| condition.kind != "Ready");
     }
-}
-
-/// Writes a status, unless it says only what may soon be different. Returns how long that is held back.
-async fn write_in_time(
-    network: &Network,
-    networks: &Api<Network>,
-    status: NetworkStatus,
-    context: &Context,
-) -> Result<Option<Duration>, WriteError> {
-    let name = network.name_any();
-    let change = pace::compare(network.status.as_ref(), &status, steady);
-    let held_back = pace::held_back(change, &context.clocks, Timed::NetworkStatus, &name);
-    if held_back.is_none() {
-        write(network, networks, status).await?;
-        context.clocks.forget(Timed::NetworkStatus, &name);
-    }
-    Ok(held_back)
-}
-
-async fn write(network: &Network, networks: &Api<Network>, status: NetworkStatus) -> Result<(), WriteError> {
-    if network.status.as_ref() == Some(&status) {
-        return Ok(());
-    }
-    let mut changed = network.clone();
-    changed.status = Some(status);
-    update_status(networks, network, &changed).await.map(|_| ())
 }
 
 /// Returns how many bouncers there should be now.

@@ -21,9 +21,9 @@ use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, update_status,
+    WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, write_status,
 };
-use crate::controller::runtime::pace;
+use crate::controller::runtime::pace::{Pace, write_in_time};
 use crate::controller::service::service_range;
 use crate::controller::shared_services;
 use crate::controller::vni_claim::holding_rows;
@@ -69,7 +69,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         status.ranges = status.cidrs.join(", ");
         if step == Step::ClaimNumber {
             status.vni = Some(claim_vni(&vpc, &context).await?);
-            write(&vpc, &vpcs, status).await?;
+            write_status(&vpcs, &*vpc, status).await?;
             return Ok(Action::await_change());
         }
         return serve(&vpc, &vpcs, status, &context).await;
@@ -79,7 +79,7 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
         serve(&vpc, &vpcs, status, &context).await?;
         return Ok(Action::requeue(ranges::retry(&error).min(role_set::LOOK_AT_LOAD)));
     }
-    write(&vpc, &vpcs, status).await?;
+    write_status(&vpcs, &*vpc, status).await?;
     if is_news {
         ranges::tell(&*vpc, &error, &context);
     }
@@ -125,7 +125,13 @@ async fn serve(
             set(&mut status.conditions, ready);
         }
     }
-    let held_back = write_in_time(vpc, vpcs, status, context).await?;
+    let pace = Pace {
+        clocks: &context.clocks,
+        timed: Timed::VpcStatus,
+        steady,
+        limit: None,
+    };
+    let held_back = write_in_time(vpcs, vpc, status, &pace).await?;
     if readiness == Readiness::Provisioned {
         context
             .events
@@ -198,32 +204,6 @@ fn steady(status: &mut VpcStatus) {
         (status.dividers, status.egress) = (None, None);
         status.conditions.retain(|condition| condition.kind != "Ready");
     }
-}
-
-/// Writes a status, unless it says only what may soon be different. Returns how long that is held back.
-async fn write_in_time(
-    vpc: &Vpc,
-    vpcs: &Api<Vpc>,
-    status: VpcStatus,
-    context: &Context,
-) -> Result<Option<Duration>, WriteError> {
-    let name = vpc.name_any();
-    let change = pace::compare(vpc.status.as_ref(), &status, steady);
-    let held_back = pace::held_back(change, &context.clocks, Timed::VpcStatus, &name);
-    if held_back.is_none() {
-        write(vpc, vpcs, status).await?;
-        context.clocks.forget(Timed::VpcStatus, &name);
-    }
-    Ok(held_back)
-}
-
-async fn write(vpc: &Vpc, vpcs: &Api<Vpc>, status: VpcStatus) -> Result<(), WriteError> {
-    if vpc.status.as_ref() == Some(&status) {
-        return Ok(());
-    }
-    let mut changed = vpc.clone();
-    changed.status = Some(status);
-    update_status(vpcs, vpc, &changed).await.map(|_| ())
 }
 
 /// Claims the lowest free number by creating the object of that name: the VPC of the created object has it.

@@ -9,6 +9,7 @@ use std::time::Duration;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::object::HasStatus;
 use kube::core::response::StatusCause;
 use kube::{Api, Resource, ResourceExt};
 use serde::Serialize;
@@ -183,6 +184,20 @@ pub async fn update_status<K: Object>(api: &Api<K>, old: &K, new: &K) -> Result<
     let result = result.await;
     crash_point::<K>("status");
     result.map_err(failed("update the status of", &name))
+}
+
+/// Writes a status, unless it is the stored one.
+pub async fn write_status<K>(api: &Api<K>, object: &K, status: K::Status) -> Result<(), WriteError>
+where
+    K: Object + HasStatus,
+    K::Status: PartialEq,
+{
+    if object.status() == Some(&status) {
+        return Ok(());
+    }
+    let mut changed = object.clone();
+    *changed.status_mut() = Some(status);
+    update_status(api, object, &changed).await.map(drop)
 }
 
 /// Returns a merge patch that makes `old` into `new` and holds for that version only.

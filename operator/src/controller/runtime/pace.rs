@@ -5,22 +5,62 @@
 
 use std::time::Duration;
 
+use kube::core::object::HasStatus;
+use kube::{Api, ResourceExt};
+
 use crate::controller::runtime::clocks::{Clocks, Timed};
+use crate::controller::runtime::objects::{Object, WriteError, write_status};
+use crate::rate_limit::RateLimit;
 
 /// How long the stored status may be out of date in what may soon be different.
-pub const PASSING: Duration = Duration::from_secs(3);
+const PASSING: Duration = Duration::from_secs(3);
 
 /// How a status differs from the stored one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Change {
+enum Change {
     Same,
     /// In what may soon be different alone.
     Passing,
     News,
 }
 
+/// How the writes of a kind's statuses are held back.
+pub struct Pace<'a, S> {
+    pub clocks: &'a Clocks,
+    /// The clock of a stored status that is out of date, by the object's name.
+    pub timed: Timed,
+    /// Leaves what does not pass by itself in a status.
+    pub steady: fn(&mut S),
+    /// Limits the writes that say only what may soon be different, of all objects together.
+    pub limit: Option<&'a RateLimit>,
+}
+
+/// Writes the status of an object, unless it says only what may soon be different. Returns how long that is held back.
+pub async fn write_in_time<K>(
+    api: &Api<K>,
+    object: &K,
+    status: K::Status,
+    pace: &Pace<'_, K::Status>,
+) -> Result<Option<Duration>, WriteError>
+where
+    K: Object + HasStatus,
+    K::Status: Clone + PartialEq,
+{
+    let name = object.name_any();
+    let change = compare(object.status(), &status, pace.steady);
+    let mut left = held_back(change, pace.clocks, pace.timed, &name);
+    if left.is_none() && change == Change::Passing && pace.limit.is_some_and(|limit| !limit.take()) {
+        left = Some(PASSING);
+    }
+    if left.is_none() {
+        write_status(api, object, status).await?;
+        pace.clocks.forget(pace.timed, &name);
+    }
+    Ok(left)
+}
+
 /// Compares two statuses. `steady` leaves what does not pass by itself.
-pub fn compare<S: Clone + PartialEq>(stored: Option<&S>, now: &S, steady: impl Fn(&mut S)) -> Change {
+fn compare<S: Clone + PartialEq>(stored: Option<&S>, now: &S, steady: impl Fn(&mut S)) -> Change {
     let Some(stored) = stored else {
         return Change::News;
     };
@@ -39,7 +79,7 @@ pub fn compare<S: Clone + PartialEq>(stored: Option<&S>, now: &S, steady: impl F
 
 /// Returns how long the write of a status is held back; none: it may be written now. The caller forgets the clock after
 /// the write.
-pub fn held_back(change: Change, clocks: &Clocks, what: Timed, whose: &str) -> Option<Duration> {
+fn held_back(change: Change, clocks: &Clocks, what: Timed, whose: &str) -> Option<Duration> {
     match change {
         Change::Same => {
             clocks.forget(what, whose);
