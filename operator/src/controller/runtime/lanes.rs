@@ -72,9 +72,14 @@ impl<K: Object + 'static> Lanes<K> {
     /// Puts an object into the queue of its lane.
     pub fn wake(&self, object: ObjectRef<K>) {
         let known = self.objects.get(&object);
-        let queue = match known.map(|known| self.lane_of(&known)) {
-            Some(Lane::Ending) => &self.ending,
-            Some(Lane::Living) | None => &self.living,
+        let lane = known.map_or(Lane::Living, |known| self.lane_of(&known));
+        self.put(lane, object);
+    }
+
+    fn put(&self, lane: Lane, object: ObjectRef<K>) {
+        let queue = match lane {
+            Lane::Ending => &self.ending,
+            Lane::Living => &self.living,
         };
         // The lane has ended: the operator is stopping.
         let _ = queue.send(object);
@@ -94,11 +99,13 @@ impl<K: Object + 'static> Lanes<K> {
             lanes: self.clone(),
             object: object.clone(),
         };
-        // The store is read after the other lane's work, of which it may show the end.
+        // The store is read after the other lane's work, of which it may show the end. The lane is asked for again: the
+        // object, or the pod that it depends on, may have ended in the queue.
         let known = self.objects.get(object)?;
-        if self.lane_of(&known) != lane {
+        let its_lane = self.lane_of(&known);
+        if its_lane != lane {
             drop(work);
-            self.wake(object.clone());
+            self.put(its_lane, object.clone());
             return None;
         }
         Some((work, known))
