@@ -69,14 +69,12 @@ pub async fn publish(
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::convert::Infallible;
+    use std::future::ready;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::sync::{Arc, Mutex};
 
-    use http::{Method, Request, Response};
-    use http_body_util::BodyExt as _;
-    use kube::client::Body;
-    use serde_json::{Value, json};
+    use serde_json::Value;
+    use thuban_client::played::{self, Answer, Method, Request};
 
     use super::*;
 
@@ -95,28 +93,20 @@ mod tests {
     impl Server {
         fn client(&self) -> Client {
             let server = self.clone();
-            let serve = move |request: Request<Body>| {
-                let server = server.clone();
-                async move { Ok::<_, Infallible>(server.serve(request).await) }
-            };
-            Client::new(tower::service_fn(serve), "default")
+            played::client(move |request| ready(server.serve(&request)))
         }
 
-        async fn serve(&self, request: Request<Body>) -> Response<Body> {
-            assert_eq!(request.method(), Method::PATCH);
-            assert!(request.uri().path().ends_with("/configmaps/ca"));
-            assert!(request.uri().query().unwrap().contains("fieldManager=part"));
-            let body = request.into_body().collect().await.unwrap().to_bytes();
+        fn serve(&self, request: &Request) -> Answer {
+            assert_eq!(request.method, Method::PATCH);
+            assert!(request.path.ends_with("/configmaps/ca"));
+            assert!(request.query.contains("fieldManager=part"));
             if self.refuses_next.swap(false, Ordering::Relaxed) {
-                let status = json!({
-                    "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "no",
-                    "reason": "Forbidden", "code": 403,
-                });
-                let body = Body::from(status.to_string().into_bytes());
-                return Response::builder().status(403).body(body).unwrap();
+                return played::status(403, "Forbidden", "no");
             }
-            *self.config_map.lock().unwrap() = Some(serde_json::from_slice(&body).unwrap());
-            Response::new(Body::from(body.to_vec()))
+            let config_map: Value = serde_json::from_slice(&request.body).unwrap();
+            let answer = (200, config_map.to_string());
+            *self.config_map.lock().unwrap() = Some(config_map);
+            answer
         }
 
         /// Takes the ConfigMap away, and returns its certificates.

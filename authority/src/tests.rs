@@ -1,18 +1,14 @@
 //! Tests of the CA's life with an API server that has one Secret.
 
-use std::convert::Infallible;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
-use http::{Method, Request, Response};
-use http_body_util::BodyExt;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
-use kube::client::Body;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
-use serde_json::json;
+use thuban_client::played::{self, Answer, Method, Request};
 use tokio::sync::Barrier;
 
 use super::rotation::{LIFE, OVERLAP};
@@ -50,53 +46,43 @@ struct Server {
     together: Option<Arc<(AtomicUsize, Barrier)>>,
 }
 
-fn answer(code: u16, body: Vec<u8>) -> Response<Body> {
-    Response::builder().status(code).body(Body::from(body)).unwrap()
+fn found(secret: &Secret) -> Answer {
+    (200, serde_json::to_string(secret).unwrap())
 }
 
-fn failure(code: u16) -> Response<Body> {
+fn failure(code: u16) -> Answer {
     let reason = if code == 404 { "NotFound" } else { "" };
-    let status = json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "no", "reason": reason,
-        "code": code,
-    });
-    answer(code, status.to_string().into_bytes())
+    played::status(code, reason, "no")
 }
 
 impl Server {
     fn client(&self) -> Client {
         let server = self.clone();
-        let serve = move |request: Request<Body>| {
+        played::client(move |request| {
             let server = server.clone();
-            async move { Ok::<_, Infallible>(server.serve(request).await) }
-        };
-        Client::new(tower::service_fn(serve), "default")
+            async move { server.serve(&request).await }
+        })
     }
 
-    async fn serve(&self, request: Request<Body>) -> Response<Body> {
-        let method = request.method().clone();
-        let body = request.into_body().collect().await.unwrap().to_bytes();
-        if method == Method::GET {
-            let found = self.stored.lock().unwrap().secret.clone();
+    async fn serve(&self, request: &Request) -> Answer {
+        if request.method == Method::GET {
+            let secret = self.stored.lock().unwrap().secret.clone();
             if let Some(together) = &self.together
                 && together.0.fetch_add(1, Relaxed) < 2
             {
                 together.1.wait().await;
             }
-            return found.map_or_else(
-                || failure(404),
-                |secret| answer(200, serde_json::to_vec(&secret).unwrap()),
-            );
+            return secret.map_or_else(|| failure(404), |secret| found(&secret));
         }
         let stored = &mut *self.stored.lock().unwrap();
-        let mut secret: Secret = serde_json::from_slice(&body).unwrap();
+        let mut secret: Secret = serde_json::from_slice(&request.body).unwrap();
         let known = stored
             .secret
             .as_ref()
             .map(|known| known.metadata.resource_version.clone());
         let is_current = match &known {
-            None => method == Method::POST,
-            Some(version) => method == Method::PUT && *version == secret.metadata.resource_version,
+            None => request.method == Method::POST,
+            Some(version) => request.method == Method::PUT && *version == secret.metadata.resource_version,
         };
         if stored.writes == Writes::Forbidden {
             return failure(403);
@@ -110,7 +96,7 @@ impl Server {
         if stored.writes == Writes::Lost {
             return failure(500);
         }
-        answer(200, serde_json::to_vec(&secret).unwrap())
+        found(&secret)
     }
 
     fn set(&self, secret: Option<Secret>) {

@@ -13,6 +13,8 @@
 
 mod failures;
 pub mod jitter;
+#[cfg(feature = "testing")]
+pub mod played;
 mod retry;
 mod servers;
 mod urls;

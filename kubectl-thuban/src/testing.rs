@@ -1,19 +1,18 @@
 //! A small healthy cluster for unit tests: two nodes, the VPCs `default` and `red`.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::future::ready;
 use std::io::Read;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use http::{Request, Response};
 use k8s_openapi::jiff::Timestamp;
 use kube::Client;
-use kube::client::Body;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use thuban_api::Endpoint;
+use thuban_client::played::{self, Answer as Answered, Request};
 
 use crate::objects::{CheckObjects, ControlPlane, Endpoints, StatusObjects, Surroundings, Tenancy};
 use crate::report::PLUGIN;
@@ -226,30 +225,24 @@ pub fn check() -> CheckObjects {
 }
 
 /// Returns the client of a played API server: of a path it answers a code and a text. `asked` gets the paths.
-pub fn server(answer: fn(&str) -> (u16, String), asked: &Arc<Mutex<Vec<String>>>) -> Client {
+pub fn server(answer: fn(&str) -> Answered, asked: &Arc<Mutex<Vec<String>>>) -> Client {
     let asked = Arc::clone(asked);
-    let serve = move |request: Request<Body>| {
-        let path = request.uri().path().to_owned();
-        let (code, text) = answer(&path);
+    played::client(move |Request { path, .. }| {
+        let answered = answer(&path);
         asked.lock().unwrap().push(path);
-        let mut response = Response::new(Body::from(text.into_bytes()));
-        *response.status_mut() = code.try_into().unwrap();
-        async move { Ok::<_, Infallible>(response) }
-    };
-    Client::new(tower::service_fn(serve), "default")
+        ready(answered)
+    })
 }
 
 /// Returns a list of objects, as an API server sends it.
-pub fn list_of(items: &Value) -> (u16, String) {
+pub fn list_of(items: &Value) -> Answered {
     let list = json!({"apiVersion": "v1", "kind": "List", "metadata": {}, "items": items});
     (200, list.to_string())
 }
 
 /// Returns what an API server sends that refuses or lacks something.
-pub fn refusal(code: u16, message: &str) -> (u16, String) {
-    let status = json!({"apiVersion": "v1", "kind": "Status", "metadata": {}, "status": "Failure", "code": code,
-        "reason": "Forbidden", "message": message});
-    (code, status.to_string())
+pub fn refusal(code: u16, message: &str) -> Answered {
+    played::status(code, "Forbidden", message)
 }
 
 /// Unpacks by the program gzip.

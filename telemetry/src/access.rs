@@ -245,14 +245,11 @@ async fn review(client: &Client, token: &str) -> Result<Verdict, kube::Error> {
 pub(crate) mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use std::convert::Infallible;
     use std::net::Ipv4Addr;
     use std::sync::atomic::AtomicUsize;
 
-    use http::{Request, Response};
-    use http_body_util::BodyExt as _;
-    use kube::client::Body;
     use serde_json::{Value, json};
+    use thuban_client::played::{self, Answer, Request};
     use tokio::time::{advance, timeout};
 
     use super::*;
@@ -294,22 +291,20 @@ pub(crate) mod tests {
 
         pub fn client(&self) -> Client {
             let server = self.clone();
-            let serve = move |request: Request<Body>| {
+            played::client(move |request| {
                 let server = server.clone();
-                async move { Ok::<_, Infallible>(server.serve(request).await) }
-            };
-            Client::new(tower::service_fn(serve), "default")
+                async move { server.serve(&request).await }
+            })
         }
 
-        async fn serve(&self, request: Request<Body>) -> Response<Body> {
+        async fn serve(&self, request: &Request) -> Answer {
             self.reviews.fetch_add(1, Ordering::Relaxed);
             let mode = *self.mode.lock().unwrap();
-            let path = request.uri().path().to_owned();
-            let body = request.into_body().collect().await.unwrap().to_bytes();
-            let mut review: Value = serde_json::from_slice(&body).unwrap();
+            let path = &request.path;
+            let mut review: Value = serde_json::from_slice(&request.body).unwrap();
             match mode {
                 Mode::Answers => {}
-                Mode::Refuses => return forbidden(),
+                Mode::Refuses => return played::status(403, "Forbidden", "no"),
                 Mode::Hangs => std::future::pending().await,
             }
             review["status"] = if path.ends_with("/tokenreviews") {
@@ -327,18 +322,8 @@ pub(crate) mod tests {
                 self.rights.lock().unwrap().push(review["spec"].clone());
                 json!({"allowed": review["spec"]["user"] == "reader"})
             };
-            Response::new(Body::from(review.to_string().into_bytes()))
+            (200, review.to_string())
         }
-    }
-
-    fn forbidden() -> Response<Body> {
-        let status = json!({
-            "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": "no",
-            "reason": "Forbidden", "code": 403,
-        });
-        let mut response = Response::new(Body::from(status.to_string().into_bytes()));
-        *response.status_mut() = StatusCode::FORBIDDEN;
-        response
     }
 
     const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

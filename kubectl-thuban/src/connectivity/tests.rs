@@ -1,14 +1,12 @@
 //! Whole runs against a played API server, on which VPCs, pods and their answers are there at once.
 
 use std::collections::BTreeMap;
-use std::convert::Infallible;
+use std::future::ready;
 use std::sync::{Arc, Mutex};
 
-use http::{Method, Request, Response};
-use http_body_util::BodyExt;
 use kube::Client;
-use kube::client::Body;
 use serde_json::{Value, json};
+use thuban_client::played::{self, Method};
 use thuban_connectivity::{Answer, Outcome, Question, Request as Asked};
 
 use super::testing::{SERVICES, facts, plan};
@@ -49,35 +47,29 @@ impl Server {
 
     fn client(&self) -> Client {
         let server = self.clone();
-        let serve = move |request: Request<Body>| {
-            let server = server.clone();
-            async move { Ok::<_, Infallible>(server.serve(request).await) }
-        };
-        Client::new(tower::service_fn(serve), "default")
+        played::client(move |request| ready(server.serve(&request)))
     }
 
     fn paths(&self) -> Vec<String> {
         self.objects.lock().unwrap().keys().cloned().collect()
     }
 
-    async fn serve(&self, request: Request<Body>) -> Response<Body> {
-        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-        let body = request.into_body().collect().await.unwrap().to_bytes();
+    fn serve(&self, request: &played::Request) -> played::Answer {
+        let path = request.path.as_str();
         let objects = &mut *self.objects.lock().unwrap();
         if let Some(pod) = path.strip_suffix("/log") {
-            let log = self.log(pod, objects);
-            return Response::new(Body::from(log.into_bytes()));
+            return (200, self.log(pod, objects));
         }
-        if method == Method::POST {
-            return self.create(&path, serde_json::from_slice(&body).unwrap(), objects);
+        if request.method == Method::POST {
+            return self.create(path, serde_json::from_slice(&request.body).unwrap(), objects);
         }
-        if method == Method::DELETE {
+        if request.method == Method::DELETE {
             let name = path.rsplit('/').next().unwrap_or_default().to_owned();
             let is_within = |other: &str| other == path || other.contains(&format!("/namespaces/{name}/"));
             objects.retain(|other, _| !is_within(other) && !other.starts_with(&format!("{path}/")));
             return status(200, "Success");
         }
-        if let Some(object) = objects.get(&path) {
+        if let Some(object) = objects.get(path) {
             return answer(object);
         }
         // Names of collections are plurals; no object that the test asks for by name ends so.
@@ -93,7 +85,7 @@ impl Server {
     }
 
     /// Makes an object, and lets the cluster do its part at once.
-    fn create(&self, folder: &str, mut object: Value, objects: &mut Objects) -> Response<Body> {
+    fn create(&self, folder: &str, mut object: Value, objects: &mut Objects) -> played::Answer {
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         let path = format!("{folder}/{name}");
         if objects.contains_key(&path) {
@@ -205,16 +197,12 @@ impl Server {
     }
 }
 
-fn answer(object: &Value) -> Response<Body> {
-    Response::new(Body::from(object.to_string().into_bytes()))
+fn answer(object: &Value) -> played::Answer {
+    (200, object.to_string())
 }
 
-fn status(code: u16, reason: &str) -> Response<Body> {
-    let result = if code == 200 { "Success" } else { "Failure" };
-    let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": result,
-        "message": format!("the server says {reason}"), "reason": reason, "code": code});
-    let body = Body::from(status.to_string().into_bytes());
-    Response::builder().status(code).body(body).unwrap()
+fn status(code: u16, reason: &str) -> played::Answer {
+    played::status(code, reason, &format!("the server says {reason}"))
 }
 
 fn options() -> TestOptions {

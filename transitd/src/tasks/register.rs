@@ -142,14 +142,13 @@ async fn register(wanted: &DropletSpec, droplets: &Api<Droplet>) -> Result<(), R
 
 #[cfg(test)]
 mod tests {
-    use std::convert::Infallible;
+    use std::future::ready;
     use std::sync::Mutex;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use kube::client::Body;
-    use serde_json::{Value, json};
+    use serde_json::Value;
+    use thuban_client::played::{self, Answer, Method, Request};
     use tokio::time::sleep;
-    use tonic::codegen::http::{Request, Response};
 
     use super::*;
 
@@ -167,38 +166,20 @@ mod tests {
     impl Server {
         fn client(&self) -> Client {
             let server = self.clone();
-            let serve = move |request: Request<Body>| {
-                let server = server.clone();
-                async move {
-                    let method = request.method().to_string();
-                    let body = request.into_body().collect_bytes().await.unwrap();
-                    Ok::<_, Infallible>(server.answer(method, &body))
-                }
-            };
-            Client::new(tower::service_fn(serve), "default")
+            played::client(move |request| ready(server.answer(&request)))
         }
 
-        fn answer(&self, method: String, body: &[u8]) -> Response<Body> {
-            let mut played = self.0.lock().unwrap();
-            if method != "GET" {
-                played.droplet = Some(serde_json::from_slice(body).unwrap());
+        fn answer(&self, request: &Request) -> Answer {
+            let mut server = self.0.lock().unwrap();
+            if request.method != Method::GET {
+                server.droplet = Some(serde_json::from_slice(&request.body).unwrap());
             }
-            played.methods.push(method);
-            let (code, reason) = if played.is_away {
-                (503_u16, "ServiceUnavailable")
-            } else {
-                (404, "NotFound")
-            };
-            let fault = json!({
-                "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": reason,
-                "reason": reason, "code": code,
-            });
-            let droplet = played.droplet.clone().filter(|_| !played.is_away);
-            let code = if droplet.is_some() { 200 } else { code };
-            let answer = serde_json::to_vec(&droplet.unwrap_or(fault)).unwrap();
-            let mut response = Response::new(Body::from(answer));
-            *response.status_mut() = code.try_into().unwrap();
-            response
+            server.methods.push(request.method.to_string());
+            match &server.droplet {
+                _ if server.is_away => played::status(503, "ServiceUnavailable", "ServiceUnavailable"),
+                Some(droplet) => (200, droplet.to_string()),
+                None => played::status(404, "NotFound", "NotFound"),
+            }
         }
 
         /// Waits until all that is to be done is done, and returns the requests since the last call.
