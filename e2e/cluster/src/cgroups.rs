@@ -6,8 +6,9 @@
 use std::{
     collections::BTreeSet,
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -15,6 +16,8 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+
+use crate::wait::{wait_for, wait_until};
 
 const UNIFIED: &str = "/sys/fs/cgroup";
 
@@ -146,18 +149,14 @@ pub fn signal_all(group: &str, what: Signal) -> Result<()> {
 
 /// Kills all processes of `group` and waits until they are gone.
 pub fn kill_all(group: &str, patience: Duration) -> Result<()> {
-    let end = Instant::now() + patience;
-    loop {
-        let living = processes(group)?;
-        if living.is_empty() {
-            return Ok(());
-        }
-        if Instant::now() > end {
-            bail!("processes of {group} do not end: {living:?}");
-        }
+    let mut living = BTreeSet::new();
+    let what = format!("the end of all processes of {group}");
+    let waited = wait_until(&what, patience, Duration::from_millis(50), || {
+        living = processes(group)?;
         signal(&living, Signal::SIGKILL);
-        std::thread::sleep(Duration::from_millis(50));
-    }
+        Ok(living.is_empty().then_some(()))
+    });
+    waited.with_context(|| format!("processes of {group}: {living:?}"))
 }
 
 /// Removes `group` and everything beneath it in every hierarchy. Its processes must be gone.
@@ -184,17 +183,12 @@ fn roots(group: &str) -> Result<Vec<PathBuf>> {
 
 /// Removes a folder. A cgroup stays busy for some moments after its last process has died.
 fn remove_folder(folder: &Path) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(5);
-    loop {
-        match fs::remove_dir(folder) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(error) if Instant::now() > end => {
-                return Err(error).with_context(|| format!("removing cgroup {}", folder.display()));
-            }
-            Err(_) => std::thread::sleep(Duration::from_millis(20)),
-        }
-    }
+    let what = format!("the end of cgroup {}", folder.display());
+    let (patience, pause) = (Duration::from_secs(5), Duration::from_millis(20));
+    wait_for(&what, patience, pause, || match fs::remove_dir(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(true),
+    })
 }
 
 /// Returns `root` and all folders beneath it, parents first; none if there is no such folder.

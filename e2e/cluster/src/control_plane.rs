@@ -4,7 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -14,6 +14,7 @@ use crate::{
     command::{output, run},
     instance::Instance,
     relay,
+    wait::wait_until,
 };
 
 /// Names in the cgroup tree, in the order in which the components start.
@@ -106,8 +107,14 @@ pub fn is_ready(instance: &Instance) -> bool {
 }
 
 fn wait_ready(instance: &Instance, patience: Duration) -> Result<()> {
-    let end = Instant::now() + patience;
-    while !is_ready(instance) {
+    let what = format!(
+        "the API server to be ready, see {}",
+        log(instance, "apiserver").display()
+    );
+    wait_until(&what, patience, Duration::from_millis(100), || {
+        if is_ready(instance) {
+            return Ok(Some(()));
+        }
         for component in ["etcd", "apiserver"] {
             if cgroups::processes(&group(instance, component))?.is_empty() {
                 bail!(
@@ -116,15 +123,8 @@ fn wait_ready(instance: &Instance, patience: Duration) -> Result<()> {
                 );
             }
         }
-        if Instant::now() > end {
-            bail!(
-                "the API server is not ready, see {}",
-                log(instance, "apiserver").display()
-            );
-        }
-        std::thread::sleep(Duration::from_millis(100));
-    }
-    Ok(())
+        Ok(None)
+    })
 }
 
 fn log(instance: &Instance, component: &str) -> PathBuf {

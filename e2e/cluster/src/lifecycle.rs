@@ -19,6 +19,7 @@ use crate::{
     control_plane,
     instance::{Instance, NODES},
     mount_points, network, node, pki, relay,
+    wait::wait_until,
 };
 
 /// The parts of which an instance is made.
@@ -124,21 +125,19 @@ fn build(instance: &Instance, options: &Options) -> Result<()> {
 }
 
 fn wait_registered(instance: &Instance) -> Result<()> {
-    let end = Instant::now() + Duration::from_mins(2);
-    loop {
+    let (patience, pause) = (Duration::from_mins(2), Duration::from_millis(200));
+    let mut last = None;
+    let waited = wait_until("all nodes to register", patience, pause, || {
         let mut started = true;
         for name in NODES {
             started &= node::is_started(instance, name)?;
         }
-        let status = status(instance)?;
-        if started && status.is_up() {
-            return Ok(());
-        }
-        if Instant::now() > end {
-            bail!("not all nodes have registered: {status:?}");
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
+        let now = status(instance)?;
+        let is_up = started && now.is_up();
+        last = Some(now);
+        Ok(is_up.then_some(()))
+    });
+    waited.with_context(|| format!("not all nodes have registered: {last:?}"))
 }
 
 /// Removes every trace of the instance; an error names what remains.

@@ -8,7 +8,7 @@ use std::{
     path::Path,
     process::{Child, Command, Stdio},
     thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -17,6 +17,7 @@ use nix::{
     sys::{prctl, signal::Signal},
     unistd::Pid,
 };
+use thuban_cluster::wait::wait_until;
 
 use super::traffic::within;
 
@@ -25,6 +26,8 @@ pub const CLIENT_CORE: usize = 0;
 pub const SERVER_CORE: usize = 1;
 
 const LOOK: Duration = Duration::from_millis(20);
+/// How long a program may take until it listens.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Has a program killed when the thread that starts it ends, however that ends.
 pub fn end_with_owner(command: &mut Command) {
@@ -78,16 +81,8 @@ impl Process {
             })
         };
         let (stdout, stderr) = (read(Box::new(stdout)), read(Box::new(stderr)));
-        let end = Instant::now() + within;
-        let status = loop {
-            if let Some(status) = self.child.try_wait()? {
-                break status;
-            }
-            if Instant::now() > end {
-                bail!("{} has not ended within {within:?}", self.name);
-            }
-            thread::sleep(LOOK);
-        };
+        let what = format!("the end of {}", self.name);
+        let status = wait_until(&what, within, LOOK, || Ok(self.child.try_wait()?))?;
         let text = stdout.join().unwrap_or_default();
         if !status.success() {
             let errors = stderr.join().unwrap_or_default();
@@ -99,7 +94,8 @@ impl Process {
     /// Waits until somebody listens on a TCP port in the namespace.
     pub fn await_listener(&mut self, namespace: &Path, port: u16) -> Result<()> {
         let wanted = format!(":{port:04X} ");
-        for _ in 0..250 {
+        let what = format!("{} to listen on port {port}", self.name);
+        wait_until(&what, LISTEN_TIMEOUT, LOOK, || {
             let listens = within(namespace, || {
                 let tables = ["tcp", "tcp6"].map(|name| format!("/proc/thread-self/net/{name}"));
                 let tables = tables.map(|path| std::fs::read_to_string(path).unwrap_or_default());
@@ -109,15 +105,11 @@ impl Process {
                     .flat_map(|table| table.lines())
                     .any(|line| line.contains(&wanted) && line.contains(" 0A ")))
             })?;
-            if listens {
-                return Ok(());
-            }
-            if let Some(status) = self.child.try_wait()? {
+            if !listens && let Some(status) = self.child.try_wait()? {
                 bail!("{} ended before it listened: {status}", self.name);
             }
-            thread::sleep(LOOK);
-        }
-        bail!("{} does not listen on port {port}", self.name)
+            Ok(listens.then_some(()))
+        })
     }
 }
 

@@ -15,6 +15,7 @@ use thuban_proto::transit::{droplet_message::Message, row::Row};
 use thuban_testkit::{
     operator::{IN_THE_END, Operator},
     transitd::Files,
+    wait::wait_until,
 };
 
 use super::{
@@ -117,16 +118,13 @@ impl Transitd {
 
     /// Waits until the first snapshot is applied.
     fn wait(&mut self) -> Result<()> {
-        for _ in 0..IN_THE_END.as_millis() / LOOK.as_millis() {
-            if self.operator.count(|message| matches!(message, Message::Ack(_))) > 0 {
-                return Ok(());
-            }
-            if let Some(status) = self.daemon.try_wait()? {
+        wait_until("transitd to apply its rows", IN_THE_END, LOOK, || {
+            let is_done = self.operator.count(|message| matches!(message, Message::Ack(_))) > 0;
+            if !is_done && let Some(status) = self.daemon.try_wait()? {
                 bail!("transitd has ended: {status}\n{}", self.files.read_log());
             }
-            std::thread::sleep(LOOK);
-        }
-        bail!("transitd has not applied its rows")
+            Ok(is_done.then_some(()))
+        })
     }
 
     /// Returns transitd's metrics by series, without the prefix that all names have.

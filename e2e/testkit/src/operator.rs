@@ -18,7 +18,7 @@ use tokio_stream::{Stream, StreamExt};
 use tonic::transport::{Identity, Server, ServerTlsConfig};
 use tonic::{Request, Response, Status, Streaming};
 
-use crate::wait::wait_for;
+use crate::wait::wait_until;
 
 /// How long tests wait for a condition that must become true in the end: on a busy machine the kernel's locks and the
 /// disk keep everything waiting.
@@ -169,13 +169,8 @@ impl Operator {
 
     /// Returns the first received message that fits; panics after a while.
     pub fn wait_for(&self, what: &str, fits: impl Fn(&Message) -> bool) -> Message {
-        let mut found = None;
-        wait_for(what, IN_THE_END, Duration::from_millis(20), || {
-            found = self.received(&fits);
-            Ok(found.is_some())
-        })
-        .unwrap();
-        found.unwrap()
+        let look = || Ok(self.received(&fits));
+        wait_until(what, IN_THE_END, Duration::from_millis(20), look).unwrap()
     }
 
     fn received(&self, fits: &impl Fn(&Message) -> bool) -> Option<Message> {

@@ -4,8 +4,7 @@
 use std::{
     io::Write,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
-    thread::sleep,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +14,7 @@ use thuban_e2e::rig::{
     namespace::Namespace,
     traffic::{End, transfer_by},
 };
+use thuban_testkit::wait::wait_until;
 
 use crate::{counter, each};
 
@@ -169,14 +169,11 @@ fn a_gateway_pod_sends_on_by_a_tunnel_of_its_own() -> Result<()> {
         let mut stream = gateway.run(|| Ok(TcpStream::connect((net(2), OTHER_PORT))?))?;
         stream.set_nonblocking(true)?;
         let written = stream.write(&vec![0; 1 << 16])?;
-        let end = Instant::now() + ANSWER_TIMEOUT;
-        while counter(topology, 2, Counter::TunnelSegments)? == 0 {
-            ensure!(
-                Instant::now() < end,
-                "{written} bytes were written, and none counted"
-            );
-            sleep(Duration::from_millis(20));
-        }
+        let what = format!("a count of the {written} bytes that were written");
+        wait_until(&what, ANSWER_TIMEOUT, Duration::from_millis(20), || {
+            let counted = counter(topology, 2, Counter::TunnelSegments)?;
+            Ok((counted > 0).then_some(()))
+        })?;
         drop(listener);
         Ok(())
     })

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
+use thuban_cluster::wait::wait_until;
 use thuban_common::tables::{
     LAYOUT_VERSION, RemoteRow, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
 };
@@ -113,13 +114,11 @@ fn interface(mac: [u8; 6]) -> Result<String> {
 
 /// The kernel takes a program away only some time after its pinned link is removed (RCU), and takes no other before.
 fn wait_for_no_xdp(nic: &str) -> Result<()> {
-    for _ in 0..100 {
-        if !command("ip", &["-details", "link", "show", nic])?.contains("prog/xdp") {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    bail!("{nic} keeps its program")
+    let what = format!("{nic} to lose its program");
+    wait_until(&what, Duration::from_secs(2), Duration::from_millis(20), || {
+        let shown = command("ip", &["-details", "link", "show", nic])?;
+        Ok((!shown.contains("prog/xdp")).then_some(()))
+    })
 }
 
 /// Tries native XDP, then does what transitd does at its start, and leaves the card as it was.

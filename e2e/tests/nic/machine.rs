@@ -13,8 +13,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
+use thuban_cluster::wait::wait_until;
 use thuban_e2e::rig::{capture::Wire, namespace::Namespace};
 
 use crate::{
@@ -140,12 +141,11 @@ impl Machine {
     /// Has the machine power off by itself. Dropping it would end its process.
     pub fn end(mut self) -> Result<()> {
         self.write(&Request::End)?;
-        let end = Instant::now() + ANSWER_LIMIT;
-        while self.process.try_wait()?.is_none() {
-            ensure!(Instant::now() < end, "the machine did not power off");
-            thread::sleep(Duration::from_millis(50));
-        }
-        Ok(())
+        let pause = Duration::from_millis(50);
+        let ended = wait_until("the machine to power off", ANSWER_LIMIT, pause, || {
+            Ok(self.process.try_wait()?)
+        });
+        ended.map(drop)
     }
 
     fn ask(&mut self, request: &Request) -> Result<Reply> {

@@ -9,6 +9,7 @@ use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     AddressKey, LocalRow, NetworkRow, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
 };
+use thuban_testkit::wait::wait_for;
 
 use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
 use crate::rows::mapped;
@@ -232,14 +233,11 @@ fn rules_that_somebody_took_away_come_back() {
     rig.operator
         .push_and_wait(vec![served(7, &[(FAR, 6443)])], vec![]);
     rig.on_node("nft flush ruleset");
-    let deadline = std::time::Instant::now() + ANSWER_TIMEOUT * 4;
-    while connect(&pod(&rig, "p1"), SERVICE, 443).is_err() {
-        assert!(
-            std::time::Instant::now() < deadline,
-            "never happened: the rules are back"
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let pause = Duration::from_millis(100);
+    wait_for("the rules to come back", ANSWER_TIMEOUT * 4, pause, || {
+        Ok(connect(&pod(&rig, "p1"), SERVICE, 443).is_ok())
+    })
+    .unwrap();
     assert!(rig.log().contains("a table of nftables is gone"));
 }
 

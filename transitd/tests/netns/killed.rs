@@ -8,9 +8,10 @@
 use std::collections::HashMap;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
+use thuban_testkit::wait::wait_for;
 
 use crate::plugin::binary;
 use crate::rig::{Rig, base_rows, eventually, local};
@@ -134,14 +135,8 @@ impl Drop for Armed {
 
 /// Whether the daemon is dead. Waits a moment, because a process that was killed ends after its sockets.
 pub fn died(rig: &mut Rig) -> bool {
-    let end = Instant::now() + Duration::from_millis(300);
-    while Instant::now() < end {
-        if rig.is_dead() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    false
+    let (moment, pause) = (Duration::from_millis(300), Duration::from_millis(10));
+    wait_for("the daemon's death", moment, pause, || Ok(rig.is_dead())).is_ok()
 }
 
 /// The runtime's part: a DEL, or no DEL and the namespace goes.
@@ -182,15 +177,15 @@ fn recover(rig: &mut Rig, runtime: Runtime, before: &[String], what: &str) {
     if matches!(runtime, Runtime::DeletesAfterRestart) {
         delete(rig);
     }
-    let start = Instant::now();
-    while traces(rig) != before {
-        assert!(
-            start.elapsed() < Duration::from_secs(20),
-            "{what}, {runtime:?}: {:#?}\nbefore {before:#?}",
-            traces(rig)
-        );
-        std::thread::sleep(Duration::from_millis(100));
-    }
+    let (patience, pause) = (Duration::from_secs(20), Duration::from_millis(100));
+    let waited = wait_for("the state before the pod", patience, pause, || {
+        Ok(traces(rig) == before)
+    });
+    assert!(
+        waited.is_ok(),
+        "{what}, {runtime:?}: {waited:?}, {:#?}\nbefore {before:#?}",
+        traces(rig)
+    );
     assert!(
         rig.ping_from_node("10.0.1.6") && rig.ping_from_node("10.0.1.7"),
         "{what}: neighbours"

@@ -5,10 +5,11 @@
 use std::net::{Ipv4Addr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{AddressKey, RowKey, row_key::Key};
+use thuban_testkit::wait::wait_for;
 
 use crate::rig::{Rig, base_rows, deny_all, in_namespace, judged, local, mapped};
 
@@ -78,15 +79,16 @@ fn start(rig: &mut Rig, name: &str, sets: [u32; 2], is_early: bool) -> [u64; 2] 
         shared.add(name, name, &netns).unwrap();
         let sent = || counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         let at_first = sent();
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
-        while sent()
-            .iter()
-            .zip(at_first)
-            .any(|(now, first)| *now < first + ENOUGH)
-        {
-            assert!(Instant::now() < deadline, "{:?}", sent());
-            thread::sleep(Duration::from_millis(5));
-        }
+        let waited = wait_for(
+            "datagrams to both",
+            ANSWER_TIMEOUT,
+            Duration::from_millis(5),
+            || {
+                let mut both = sent().into_iter().zip(at_first);
+                Ok(both.all(|(now, first)| now >= first + ENOUGH))
+            },
+        );
+        assert!(waited.is_ok(), "{waited:?}: {:?}", sent());
         stop.store(true, Ordering::Relaxed);
     });
     let got = [received(&own), received(&neighbours) - before];

@@ -15,7 +15,7 @@ use thuban_proto::transit::row::Row;
 use thuban_testkit::namespace::inside;
 use thuban_testkit::packets::checksum;
 use thuban_testkit::transitd::Files;
-use thuban_testkit::wait::wait_for;
+use thuban_testkit::wait::{wait_for, wait_until};
 use tonic::transport::{Endpoint, Uri};
 
 use crate::operator::IN_THE_END;
@@ -159,14 +159,10 @@ impl Rig {
 
     /// Waits until the daemon ends by itself; returns its exit code.
     pub fn wait_for_exit(&mut self) -> Option<i32> {
-        let deadline = Instant::now() + IN_THE_END;
-        while Instant::now() < deadline {
-            if let Some(status) = self.daemon.as_mut().unwrap().try_wait().unwrap() {
-                return status.code();
-            }
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        None
+        let daemon = self.daemon.as_mut().unwrap();
+        let pause = Duration::from_millis(20);
+        let ended = wait_until("the daemon's end", IN_THE_END, pause, || Ok(daemon.try_wait()?));
+        ended.unwrap().code()
     }
 
     pub fn log(&self) -> String {

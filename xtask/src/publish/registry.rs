@@ -5,12 +5,12 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    thread,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
+use thuban_cluster::wait::wait_for;
 
 use super::{Destination, IMAGES, crane, layout::Layout, push, signature, without_registry};
 use crate::{
@@ -52,11 +52,10 @@ impl Registry {
             server,
             address,
         };
-        let end = Instant::now() + TIMEOUT;
-        while std::net::TcpStream::connect(&registry.address).is_err() {
-            ensure!(Instant::now() < end, "no registry at {}", registry.address);
-            thread::sleep(Duration::from_millis(50));
-        }
+        let what = format!("a registry at {}", registry.address);
+        wait_for(&what, TIMEOUT, Duration::from_millis(50), || {
+            Ok(std::net::TcpStream::connect(&registry.address).is_ok())
+        })?;
         Ok(registry)
     }
 

@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
 use thuban_proto::transit::droplet_message::Message;
-use thuban_testkit::operator::IN_THE_END;
+use thuban_testkit::{operator::IN_THE_END, wait::wait_for};
 
 use super::{
     Plan,
@@ -189,16 +189,7 @@ fn services(site: &Site, pace: Pace, turn: u32) -> Result<Outcome> {
 
 /// Whether something is true before the patience ends.
 fn becomes_true(patience: Duration, is_true: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + patience;
-    loop {
-        if is_true() {
-            return true;
-        }
-        if Instant::now() > end {
-            return false;
-        }
-        thread::sleep(LOOK);
-    }
+    wait_for("a condition", patience, LOOK, || Ok(is_true())).is_ok()
 }
 
 /// A connection that carries a byte and back, or none in time.

@@ -11,7 +11,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, ensure};
 use serde_json::json;
-use thuban_cluster::{Cluster, NODES as ALL_NODES};
+use thuban_cluster::{Cluster, NODES as ALL_NODES, wait::wait_until};
 
 use super::{daemon::Daemons, site::Site};
 use crate::bench::{
@@ -113,14 +113,12 @@ fn burst(cluster: &Cluster, pods: u32, before: Operations) -> Result<(Duration, 
         TIMEOUT,
     ])?;
     let wanted = before.tear_down.count + f64::from(pods);
-    while Operations::of(cluster)?.tear_down.count < wanted {
+    let left = READY_TIMEOUT.saturating_sub(begin.elapsed());
+    wait_until("the end of all networks of pods", left, LOOK, || {
         go_on()?;
-        ensure!(
-            begin.elapsed() < READY_TIMEOUT,
-            "not all networks of pods are removed"
-        );
-        thread::sleep(LOOK);
-    }
+        let is_over = Operations::of(cluster)?.tear_down.count >= wanted;
+        Ok(is_over.then_some(()))
+    })?;
     Ok((come, begin.elapsed()))
 }
 

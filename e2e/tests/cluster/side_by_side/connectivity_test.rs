@@ -1,11 +1,12 @@
 //! `kubectl thuban connectivity test`: a healthy cluster passes, a planted fault is found, and nothing is left. Each
 //! test has a range of its own: an address is in use once on a node.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
+use thuban_cluster::wait::wait_for;
 
 use super::command_line::{Namespace, administrator, plugin};
 use crate::actor::Actor;
@@ -13,6 +14,7 @@ use crate::support::{apply, get, lock};
 use crate::tenants::tenants;
 
 const NAMESPACE_WAIT: Duration = Duration::from_secs(30);
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// Returns the findings of a group.
 fn group<'a>(report: &'a Value, group: &str) -> Vec<&'a Value> {
@@ -71,11 +73,10 @@ fn a_policy_that_denies_all_is_found() {
         let line = "connectivity test --namespace-prefix cli-bad --cidr 10.213.4.0/22";
         let test = scope.spawn(|| administrator(line));
         // The namespace comes first, the pods some seconds later.
-        let end = Instant::now() + NAMESPACE_WAIT;
-        while apply(cluster, std::slice::from_ref(&policy)).is_err() {
-            assert!(Instant::now() < end, "no namespace cli-bad-a");
-            std::thread::sleep(Duration::from_millis(100));
-        }
+        wait_for("the namespace cli-bad-a", NAMESPACE_WAIT, PAUSE, || {
+            apply(cluster, std::slice::from_ref(&policy)).map(|()| true)
+        })
+        .unwrap();
         test.join().unwrap()
     });
     assert_eq!(said.code, Some(1), "{said:?}");

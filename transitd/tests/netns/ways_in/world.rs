@@ -4,11 +4,12 @@
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType};
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{ExposedPort, ExposedRow, LocalRow, ServiceBackend, VpcRow};
+use thuban_testkit::wait::wait_until;
 
 use crate::policies::{FAR, STRANGER, vpcs_and_networks};
 use crate::rig::{NODE, Rig, dual, eventually, in_namespace};
@@ -169,15 +170,17 @@ pub fn socket_at(namespace: &str, address: impl Into<IpAddr>, port: u16) -> UdpS
     let address = address.into();
     let socket = in_namespace(namespace, move || {
         // An IPv6 address that was just added may not be usable at once.
-        let deadline = Instant::now() + ANSWER_TIMEOUT;
-        loop {
-            match UdpSocket::bind((address, port)) {
-                Err(error) if error.kind() == ErrorKind::AddrNotAvailable && Instant::now() < deadline => {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                bound => return bound.unwrap(),
-            }
-        }
+        let pause = Duration::from_millis(20);
+        wait_until(
+            "a usable address",
+            ANSWER_TIMEOUT,
+            pause,
+            || match UdpSocket::bind((address, port)) {
+                Err(error) if error.kind() == ErrorKind::AddrNotAvailable => Ok(None),
+                bound => Ok(Some(bound?)),
+            },
+        )
+        .unwrap()
     });
     socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     socket

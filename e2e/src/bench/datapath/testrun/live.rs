@@ -13,11 +13,11 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     process::Command,
     sync::Arc,
-    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
+use thuban_cluster::wait::wait_until;
 use thuban_common::{counters::Counter, tables::ConfigEntry};
 
 use super::{
@@ -185,17 +185,14 @@ fn serve(namespace: &Namespace, interface: &str, core: usize) -> Result<()> {
         error.trim()
     );
     let prefix = format!("napi/{interface}-");
-    for _ in 0..50 {
+    let what = format!("a kernel thread that serves {interface}");
+    wait_until(&what, Duration::from_secs(1), Duration::from_millis(20), || {
         let threads = threads(&prefix)?;
         for thread in &threads {
             place(*thread, core, 2)?;
         }
-        if !threads.is_empty() {
-            return Ok(());
-        }
-        thread::sleep(Duration::from_millis(20));
-    }
-    bail!("no kernel thread serves {interface}")
+        Ok((!threads.is_empty()).then_some(()))
+    })
 }
 
 /// Returns the threads whose name has this prefix.
