@@ -7,6 +7,7 @@ mod late;
 
 mod bandwidth;
 mod bouncers;
+mod conditions;
 mod denied;
 mod dropped;
 mod forged;

@@ -1,14 +1,14 @@
 //! Tests of droplets whose tables are full: rows are sent again, objects say what they wait for, and roles go to
 //! droplets with room.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 use thuban_rows::Kind as Row;
 use tokio::time::sleep;
 
-use super::{begin, check, delete, end_everything, pod_on, says, until};
+use super::conditions::until_pod_says;
+use super::{begin, check, delete, end_everything, pod_on, until};
 use crate::cluster::add_pod;
 use crate::kind::Kind;
 use crate::simulation::{Simulation, State};
@@ -29,13 +29,6 @@ fn add(simulation: &Simulation, pod: &str, node: &str) {
     simulation.with(|state| {
         add_pod(state, "east", pod, node, &json!({"thuban.dev/network": "red-1"}));
     });
-}
-
-async fn until_it_says(simulation: &Arc<Simulation>, pod: &str, reason: &str) {
-    until(simulation, &format!("{pod} says {reason}"), |state| {
-        says(state, pod, reason)
-    })
-    .await;
 }
 
 fn bouncer(state: &State) -> Option<&Value> {
@@ -70,7 +63,7 @@ fn a_bouncer_without_room_moves_to_a_droplet_with_room() {
         check("full-bouncer", seed, async |simulation| {
             begin(simulation, 1).await;
             pod_on(simulation, "p", "n0").await;
-            until_it_says(simulation, "p", "Acknowledged").await;
+            until_pod_says(simulation, "p", "Acknowledged").await;
             let [full, other] = if serves_on(&simulation.lock(), "n0") {
                 NODES
             } else {
@@ -78,7 +71,7 @@ fn a_bouncer_without_room_moves_to_a_droplet_with_room() {
             };
             leave_room(simulation, full, Row::Bouncer, 0);
             add(simulation, "q", "n1");
-            until_it_says(simulation, "q", "Acknowledged").await;
+            until_pod_says(simulation, "q", "Acknowledged").await;
             until(simulation, "the bouncer serves elsewhere", |state| {
                 serves_on(state, other)
             })
@@ -94,10 +87,10 @@ fn rows_are_sent_again_until_a_full_table_has_room() {
         check("full-home", seed, async |simulation| {
             begin(simulation, 1).await;
             pod_on(simulation, "p", "n0").await;
-            until_it_says(simulation, "p", "Acknowledged").await;
+            until_pod_says(simulation, "p", "Acknowledged").await;
             leave_room(simulation, "n0", Row::Local, 0);
             add(simulation, "q", "n0");
-            until_it_says(simulation, "q", "TableFull").await;
+            until_pod_says(simulation, "q", "TableFull").await;
             sleep(Duration::from_mins(20)).await;
             let times = times_full(simulation, "n0");
             // After 10, 20, 40, 80, 160 and then 300 s each.
@@ -108,7 +101,7 @@ fn rows_are_sent_again_until_a_full_table_has_room() {
             }
             leave_room(simulation, "n0", Row::Local, 1);
             sleep(Duration::from_mins(4)).await;
-            until_it_says(simulation, "q", "Acknowledged").await;
+            until_pod_says(simulation, "q", "Acknowledged").await;
             end_everything(simulation).await;
         });
     }
@@ -120,7 +113,7 @@ fn a_bouncer_without_room_anywhere_says_so_and_stays() {
         check("full-everywhere", seed, async |simulation| {
             begin(simulation, 1).await;
             pod_on(simulation, "p", "n0").await;
-            until_it_says(simulation, "p", "Acknowledged").await;
+            until_pod_says(simulation, "p", "Acknowledged").await;
             for node in NODES {
                 simulation.with(|state| {
                     let tables = &mut state.droplets.get_mut(node).expect("a droplet").tables;
@@ -128,7 +121,7 @@ fn a_bouncer_without_room_anywhere_says_so_and_stays() {
                 });
             }
             add(simulation, "q", "n1");
-            until_it_says(simulation, "q", "TableFull").await;
+            until_pod_says(simulation, "q", "TableFull").await;
             until(simulation, "the bouncer says so", |state| {
                 NODES.iter().any(|node| bouncer_says(state, node))
             })
@@ -141,11 +134,11 @@ fn a_bouncer_without_room_anywhere_says_so_and_stays() {
                     .lock()
                     .violation(format!("rows were sent {times:?} times"));
             }
-            until_it_says(simulation, "q", "TableFull").await;
+            until_pod_says(simulation, "q", "TableFull").await;
             // Its row makes room for the other one.
             delete(simulation, Kind::Pod, "east", "p");
             sleep(Duration::from_mins(5)).await;
-            until_it_says(simulation, "q", "Acknowledged").await;
+            until_pod_says(simulation, "q", "Acknowledged").await;
             until(simulation, "the bouncer says nothing of it any more", |state| {
                 !NODES.iter().any(|node| bouncer_says(state, node))
             })

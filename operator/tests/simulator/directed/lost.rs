@@ -1,37 +1,22 @@
 //! Tests of droplets that are lost: what the operator says of them, what their pods keep, and that a deleted Droplet
 //! comes back.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use tokio::time::sleep;
 
+use super::conditions::{reason, until_droplet_is, until_node_is};
 use super::{begin, bounces, check, delete, end_everything, has, has_pod, pod_on, until};
 use crate::cluster::power;
 use crate::droplet::{Droplet, Report};
 use crate::kind::Kind;
 use crate::operators;
-use crate::simulation::{Simulation, State};
-use crate::store::{condition, text};
+use crate::simulation::Simulation;
 
 /// A time after which the node lifecycle controller and a new leader have judged.
 const LONG: Duration = Duration::from_mins(3);
-
-/// Returns why the droplet is Ready, or is not.
-fn reason<'a>(state: &'a State, droplet: &str) -> &'a str {
-    let droplet = state.store.value(Kind::Droplet, "", droplet);
-    let ready = droplet.and_then(|droplet| condition(droplet, "Ready"));
-    ready.map(|ready| text(ready, "/reason")).unwrap_or_default()
-}
-
-async fn until_it_is(simulation: &Arc<Simulation>, wanted: &str) {
-    until(simulation, &format!("n1 is {wanted}"), |state| {
-        reason(state, "n1") == wanted
-    })
-    .await;
-}
 
 /// Checks that the droplets are what the operator last said that they are.
 fn check_reasons(simulation: &Simulation, wanted: [&str; 2]) {
@@ -60,30 +45,21 @@ fn hear_kubelet(simulation: &Simulation, name: &str, is_heard: bool) {
     change(simulation, name, |droplet| droplet.is_kubelet_away = !is_heard);
 }
 
-async fn until_node_is(simulation: &Arc<Simulation>, name: &str, wanted: &str) {
-    until(simulation, &format!("the Node {name} is {wanted}"), |state| {
-        let node = state.store.value(Kind::Node, "", name);
-        let ready = node.and_then(|node| condition(node, "Ready"));
-        ready.is_some_and(|ready| text(ready, "/status") == wanted)
-    })
-    .await;
-}
-
 #[test]
 fn a_droplet_is_not_ready_once_kubernetes_has_lost_its_node() {
     for seed in 1..=4 {
         check("lost", seed, async |simulation| {
             begin(simulation, 1).await;
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             reach(simulation, "n1", false);
-            until_it_is(simulation, "Suspect").await;
+            until_droplet_is(simulation, "n1", "Suspect").await;
             sleep(LONG).await;
             check_reasons(simulation, ["Connected", "Suspect"]);
             simulation.with(|state| power(state, "n1", false));
-            until_it_is(simulation, "NotReady").await;
+            until_droplet_is(simulation, "n1", "NotReady").await;
             reach(simulation, "n1", true);
             simulation.with(|state| power(state, "n1", true));
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             end_everything(simulation).await;
         });
     }
@@ -102,7 +78,7 @@ fn pods_of_a_node_whose_kubelet_is_silent_keep_their_rows() {
             // The stream counts more than what Kubernetes says.
             check_reasons(simulation, ["Connected", "Connected"]);
             reach(simulation, "n1", false);
-            until_it_is(simulation, "NotReady").await;
+            until_droplet_is(simulation, "n1", "NotReady").await;
             until(simulation, "the other node leads packets to the pod", |state| {
                 bounces(state, "n0")
             })
@@ -115,9 +91,9 @@ fn pods_of_a_node_whose_kubelet_is_silent_keep_their_rows() {
             )
             .await;
             hear_kubelet(simulation, "n1", true);
-            until_it_is(simulation, "Suspect").await;
+            until_droplet_is(simulation, "n1", "Suspect").await;
             reach(simulation, "n1", true);
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             end_everything(simulation).await;
         });
     }
@@ -128,7 +104,7 @@ fn no_droplet_is_judged_while_too_many_are_away_at_once() {
     for seed in 1..=4 {
         check("many", seed, async |simulation| {
             begin(simulation, 1).await;
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             sleep(Duration::from_mins(1)).await;
             for name in ["n0", "n1"] {
                 reach(simulation, name, false);
@@ -140,10 +116,10 @@ fn no_droplet_is_judged_while_too_many_are_away_at_once() {
             // One is left that is away.
             reach(simulation, "n0", true);
             hear_kubelet(simulation, "n0", true);
-            until_it_is(simulation, "NotReady").await;
+            until_droplet_is(simulation, "n1", "NotReady").await;
             reach(simulation, "n1", true);
             hear_kubelet(simulation, "n1", true);
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             end_everything(simulation).await;
         });
     }
@@ -154,9 +130,9 @@ fn a_new_leader_waits_and_then_believes_the_node() {
     for seed in 1..=4 {
         check("led", seed, async |simulation| {
             let first = begin(simulation, 1).await;
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             reach(simulation, "n1", false);
-            until_it_is(simulation, "Suspect").await;
+            until_droplet_is(simulation, "n1", "Suspect").await;
             first.crash();
             simulation.with(|state| power(state, "n1", false));
             until_node_is(simulation, "n1", "Unknown").await;
@@ -164,10 +140,10 @@ fn a_new_leader_waits_and_then_believes_the_node() {
             until(simulation, "the next leads", |_| next.hub().is_some()).await;
             sleep(Duration::from_secs(50)).await;
             check_reasons(simulation, ["Connected", "Suspect"]);
-            until_it_is(simulation, "NotReady").await;
+            until_droplet_is(simulation, "n1", "NotReady").await;
             reach(simulation, "n1", true);
             simulation.with(|state| power(state, "n1", true));
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             end_everything(simulation).await;
         });
     }
@@ -210,7 +186,7 @@ fn a_droplet_deleted_while_nobody_leads_is_made_again() {
             })
             .await;
             operators::start(simulation);
-            until_it_is(simulation, "Connected").await;
+            until_droplet_is(simulation, "n1", "Connected").await;
             until(simulation, "it has its pod", |state| has_pod(state, "n1")).await;
             end_everything(simulation).await;
         });

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::json;
 use tokio::time::sleep;
 
+use super::conditions::until_pod_says;
 use super::{begin, check, delete, end_everything, pod_on, says, until};
 use crate::cluster::add_pod;
 use crate::invariants::addresses;
@@ -30,10 +31,7 @@ async fn refused(simulation: &Arc<Simulation>, times: usize) {
         droplet.refusals = times;
         add_pod(state, EAST, "p", "n0", &json!({"thuban.dev/network": "red-1"}));
     });
-    until(simulation, "the pod is served all the same", |state| {
-        says(state, "p", "Acknowledged")
-    })
-    .await;
+    until_pod_says(simulation, "p", "Acknowledged").await;
 }
 
 #[test]
@@ -108,10 +106,7 @@ fn an_endpoint_whose_claim_was_let_go_gets_another_address() {
                     .expect("an Endpoint");
             });
             only.deafen([]);
-            until(simulation, "it is served", |state| {
-                says(state, "p", "Acknowledged")
-            })
-            .await;
+            until_pod_says(simulation, "p", "Acknowledged").await;
             sleep(Duration::from_secs(30)).await;
             until(simulation, "its address is claimed", |state| {
                 let of_p = addresses_of(state, "p");
@@ -148,10 +143,7 @@ fn release_that_is_done_late_takes_no_address_from_a_pod() {
             .await;
             // Before the release is done it hears of the pod, and takes over its own claim.
             only.deafen([]);
-            until(simulation, "the pod is served", |state| {
-                says(state, "p", "Acknowledged")
-            })
-            .await;
+            until_pod_says(simulation, "p", "Acknowledged").await;
             // The release is done by then, if the API server accepts it.
             sleep(Duration::from_secs(40)).await;
             until(simulation, "its address is claimed", |state| {
