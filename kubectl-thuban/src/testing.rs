@@ -1,7 +1,7 @@
 //! A small healthy cluster for unit tests: two nodes, the VPCs `default` and `red`.
 
 use std::collections::BTreeMap;
-use std::future::ready;
+use std::future;
 use std::io::Read;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -230,7 +230,7 @@ pub fn server(answer: fn(&str) -> Answered, asked: &Arc<Mutex<Vec<String>>>) -> 
     played::client(move |Request { path, .. }| {
         let answered = answer(&path);
         asked.lock().unwrap().push(path);
-        ready(answered)
+        future::ready(answered)
     })
 }
 
