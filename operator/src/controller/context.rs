@@ -18,6 +18,7 @@ use crate::controller::cache::path_traces::PathTraces;
 use crate::controller::cache::placements::Placements;
 use crate::controller::cache::policies_told::PoliciesTold;
 use crate::controller::cache::reservations::Reservations;
+use crate::controller::cache::service_addresses::ServiceAddresses;
 use crate::controller::cache::slices::Slices;
 use crate::controller::cache::stores::Stores;
 use crate::controller::policy_state;
@@ -82,6 +83,7 @@ pub struct Context {
     /// Services of the default VPC, by namespace and name, that a VPC reaches if its spec lists none.
     pub shared_by_default: Vec<(String, String)>,
     pub reservations: Reservations,
+    pub service_addresses: ServiceAddresses,
     pub waits: Waits,
     pub claim_locks: ClaimLocks,
     pub placements: Placements,
@@ -113,6 +115,7 @@ impl Context {
             claim_rest: options.claim_rest,
             shared_by_default: [kubernetes].into_iter().chain(dns).collect(),
             reservations: Reservations::default(),
+            service_addresses: ServiceAddresses::default(),
             waits: Waits::default(),
             claim_locks: ClaimLocks::default(),
             placements: Placements::default(),

@@ -21,6 +21,7 @@ mod policy_ids;
 mod private;
 mod readdressed;
 mod reported;
+mod service_addresses;
 mod service_ranges;
 mod stripped;
 mod told;

@@ -7,6 +7,7 @@
 
 use std::net::IpAddr;
 
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::set;
@@ -14,6 +15,7 @@ use thuban_api::{Condition, Endpoint, EndpointStatus, IpLease, LeaseState, SERVI
 
 use crate::controller::address::{Claimant, release_each};
 use crate::controller::admission::usable_network;
+use crate::controller::cache::service_addresses::Asked;
 use crate::controller::context::Context;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{WriteError, condition, get};
@@ -24,7 +26,7 @@ use crate::model::endpoint::name_of;
 use crate::model::ranges::in_force;
 use crate::model::service::Service;
 use crate::model::validation::parse;
-use crate::model::world::MAX_OWN_ADDRESSES;
+use crate::model::world::{EndpointName, MAX_OWN_ADDRESSES};
 
 /// The condition that says why a Service doesn't have the addresses that it asks for.
 const CONDITION: &str = "ServiceAddress";
@@ -72,24 +74,25 @@ pub async fn claim(
         let is_news = set(&mut status.conditions, told.clone());
         Ok(Claimed::Not(is_news.then_some(told)))
     };
-    let (namespace, network) = (name_of(endpoint).0, &endpoint.spec.network);
-    let network = match usable_network(&namespace, network, context) {
+    let (name, network) = (name_of(endpoint), &endpoint.spec.network);
+    let network = match usable_network(&name.0, network, context) {
         Ok(network) => network,
         Err(unusable) => {
+            context.service_addresses.release(&name);
             let told = unusable.condition(network);
             return not(&told.reason, &told.message);
         }
     };
     let vpc = &network.spec.vpc;
-    if context.hub.read(|world| world.service_addresses_of(vpc).len()) + asked.len() > MAX_OWN_ADDRESSES {
+    if !context.hub.is_whole() {
+        return Ok(Claimed::Not(None));
+    }
+    if !reserve(endpoint, &asked, vpc, context) {
         let message = format!(
             "the Services of VPC {vpc:?} can have at most {MAX_OWN_ADDRESSES} addresses of the VPC; remove the \
              annotation {SERVICE_IP_ANNOTATION} from some of them"
         );
         return not("TooMany", &message);
-    }
-    if !context.hub.is_whole() {
-        return Ok(Claimed::Not(None));
     }
     let ranges = parse(in_force(&network)).unwrap_or_default();
     let leased = leased(endpoint, &asked, (vpc.as_str(), ranges.as_slice()), context).await?;
@@ -109,7 +112,11 @@ pub async fn claim(
     };
     if let Err(error) = claimant.claim_asked_alone(&leased, context).await {
         return match error.reason() {
-            Some(reason) => not(reason, &error.to_string()),
+            Some(reason) => {
+                context.service_addresses.release(&name);
+                not(reason, &error.to_string())
+            }
+            // The next try goes on with what is reserved.
             None => Err(error.into()),
         };
     }
@@ -122,6 +129,30 @@ pub async fn claim(
     );
     status.addresses = addresses.iter().map(ToString::to_string).collect();
     Ok(Claimed::All)
+}
+
+/// Reserves the addresses for the Endpoint. Returns false if the Services of the VPC have no room for them. Others that
+/// claim addresses right now count too: the world shows theirs once their statuses name them.
+fn reserve(endpoint: &Endpoint, asked: &[IpAddr], vpc: &str, context: &Context) -> bool {
+    let asked = Asked {
+        uid: endpoint.uid().unwrap_or_default(),
+        vpc: vpc.to_owned(),
+        addresses: asked.to_vec(),
+    };
+    context.hub.read(|world| {
+        let is_under_way = |name: &EndpointName, asked: &Asked| {
+            let other = ObjectRef::<Endpoint>::new(&name.1).within(&name.0);
+            let other = context.stores.endpoints.get(&other);
+            let shown = world
+                .service(name)
+                .map_or(&[][..], |service| service.own_addresses.as_slice());
+            other.is_some_and(|other| other.uid().as_ref() == Some(&asked.uid))
+                && !asked.addresses.iter().all(|address| shown.contains(address))
+        };
+        let held = world.service_addresses_of(vpc);
+        let reserved = &context.service_addresses;
+        reserved.reserve(&name_of(endpoint), asked, held, is_under_way)
+    })
 }
 
 /// Returns the addresses outside of the network's ranges that are leased for the Service.

@@ -1,7 +1,6 @@
 //! Tests of what users are told of their networks: addresses that come to an end, Services that can't be shared, pods
 //! that get no address, roles that share a droplet.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -309,74 +308,13 @@ fn a_service_over_a_limit_of_size_says_so_until_it_fits() {
 }
 
 /// Whether the endpoint of a Service has a condition of this status and reason.
-fn is_endpoint(state: &State, service: &str, told: &str, expected: (&str, &str)) -> bool {
+pub fn is_endpoint(state: &State, service: &str, told: &str, expected: (&str, &str)) -> bool {
     let mut endpoints = state.store.values(Kind::Endpoint);
     endpoints.any(|endpoint| {
         text(endpoint, "/metadata/name").starts_with(service)
             && condition(endpoint, told)
                 .is_some_and(|told| (text(told, "/status"), text(told, "/reason")) == expected)
     })
-}
-
-/// A Service whose own address is that many after the first of network `large`.
-fn service_with_address(state: &mut State, index: u16) {
-    let [high, low] = (index + 20).to_be_bytes();
-    let address = format!("10.0.{}.{low}", 4 + high);
-    let service = json!({
-        "metadata": {"annotations": {"thuban.dev/network": "large", "thuban.dev/service-ip": address}},
-        "spec": {
-            "clusterIPs": [format!("10.96.{}.{low}", 1 + high)],
-            "ports": [{"port": 80, "targetPort": 80}],
-        },
-    });
-    let _ = state
-        .store
-        .create(Kind::Service, "east", &format!("s{index}"), service);
-}
-
-#[test]
-fn a_vpcs_services_have_addresses_until_its_limit() {
-    const MAX_ADDRESSES: u16 = 256;
-    check("too many", 1, async |simulation| {
-        begin(simulation, 1).await;
-        simulation.with(|state| {
-            let network = json!({"metadata": {}, "spec": {
-                "vpc": "red", "cidrs": ["10.0.4.0/22"], "bouncers": 1, "allowedNamespaces": {}, "allowStaticIPs": true,
-            }});
-            let _ = state.store.create(Kind::Network, "", "large", network);
-            (0..MAX_ADDRESSES).for_each(|index| service_with_address(state, index));
-        });
-        // The operator counts those that its world has: they are Provisioned.
-        until(simulation, "all have their addresses", |state| {
-            let endpoints = state.store.values(Kind::Endpoint);
-            let has_its_address = |endpoint: &&Arc<Value>| {
-                let status = &endpoint["status"];
-                status["addresses"][1].is_string() && status["phase"] == "Provisioned"
-            };
-            endpoints.filter(has_its_address).count() == usize::from(MAX_ADDRESSES)
-        })
-        .await;
-        simulation.with(|state| service_with_address(state, MAX_ADDRESSES));
-        let is_left_out = |state: &State| {
-            is_endpoint(
-                state,
-                &format!("s{MAX_ADDRESSES}-"),
-                "ServiceAddress",
-                ("False", "TooMany"),
-            )
-        };
-        until(simulation, "one more gets none", is_left_out).await;
-        delete(simulation, Kind::Service, "east", "s0");
-        until(simulation, "it gets the room of one that goes", |state| {
-            !is_left_out(state)
-        })
-        .await;
-        for index in 1..=MAX_ADDRESSES {
-            delete(simulation, Kind::Service, "east", &format!("s{index}"));
-        }
-        delete(simulation, Kind::Network, "", "large");
-        end_everything(simulation).await;
-    });
 }
 
 #[test]

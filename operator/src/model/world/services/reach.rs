@@ -217,7 +217,7 @@ impl World {
         let addresses: BTreeSet<_> = services
             .flat_map(|service| service.own_addresses.iter().copied())
             .collect();
-        // Two addresses may have been claimed at once.
+        // A Service that droplets were told nothing of may come back with its addresses.
         addresses.into_iter().take(MAX_OWN_ADDRESSES).collect()
     }
 
