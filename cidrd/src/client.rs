@@ -32,6 +32,9 @@ const MARGIN: Duration = Duration::from_mins(1);
 const DRIFT: u32 = 100;
 /// How long cidrd may take to answer: more than it takes itself.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long a connection may take to begin. The node's address translation keeps the ways of packets that it has sent:
+/// to a Service that it did not know yet only a new connection gets through.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a connection is kept for the next request: cidrd ends an idle one after 5 s.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Bytes of the largest answer: 50,000 leases.
@@ -84,12 +87,15 @@ impl Client {
             .with_root_certificates(roots(bundle)?)
             .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(key)));
         let name = ServerName::try_from(TLS_NAME).map_err(|_| rustls::Error::UnsupportedNameType)?;
+        let mut plain = HttpConnector::new();
+        plain.enforce_http(false);
+        plain.set_connect_timeout(Some(CONNECT_TIMEOUT));
         let connector = HttpsConnectorBuilder::new()
             .with_tls_config(config)
             .https_only()
             .with_server_name_resolver(FixedServerNameResolver::new(name))
             .enable_http1()
-            .build();
+            .wrap_connector(plain);
         Ok(Self {
             http: HttpClient::builder(TokioExecutor::new())
                 .pool_idle_timeout(IDLE_TIMEOUT)

@@ -267,7 +267,8 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
             return Ok(Action::requeue(AGAIN));
         }
     };
-    if known.is_none() && wanted.is_none() {
+    // The store of Vips may be late, and a Vip is there that lbaasd made the Service for.
+    if known.is_none() && wanted.is_none() && maker(&service).is_none() {
         return Ok(Action::await_change());
     }
     let api: Api<Vip> = Api::namespaced(client.clone(), &namespace);

@@ -37,7 +37,7 @@ use crate::{derived, service};
 pub const FINALIZER: &str = "thuban.dev/vip";
 /// How soon a Vip is looked at again whose end waits, or when cidrd is away.
 const LEASE_RETRY: Duration = Duration::from_secs(2);
-/// How soon a Vip is looked at again that was refused something.
+/// How soon a Vip is looked at again at most that was refused something.
 const ANSWERED_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Error)]
@@ -402,9 +402,21 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     let is_accepted = accepted.0 == ConditionStatus::True;
     Ok(Action::requeue(match outcome {
         Outcome::Granted(_) if is_accepted => RENEW_EVERY,
-        Outcome::Granted(_) | Outcome::Refused(..) => ANSWERED_RETRY,
+        Outcome::Granted(_) => ANSWERED_RETRY,
+        Outcome::Refused(..) => refused_retry(&vip, now),
         Outcome::Away => LEASE_RETRY,
     }))
+}
+
+/// Returns how soon a Vip is looked at again that is refused something: soon at first. lbaasd sees a pool by several
+/// watches, and each cidrd by one of its own. One that was late may have refused what is there by now.
+pub fn refused_retry(vip: &Vip, now: Timestamp) -> Duration {
+    let status = vip.status.as_ref();
+    let leased = status.and_then(|status| find(&status.conditions, "Leased"));
+    let refused = leased.filter(|leased| leased.status == ConditionStatus::False);
+    let since = refused.and_then(|leased| leased.last_transition_time.parse::<Timestamp>().ok());
+    let lasts = since.and_then(|since| Duration::try_from(now.duration_since(since)).ok());
+    lasts.unwrap_or_default().clamp(LEASE_RETRY, ANSWERED_RETRY)
 }
 
 fn has_addresses(vip: &Vip) -> bool {

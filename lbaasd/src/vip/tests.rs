@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use thuban_api::condition::find;
 use thuban_api::{AnnounceBy, ConditionStatus, IpFamily, IpPool, Vip};
 
-use super::{Outcome, accepted, choose, describe, set_announce, sum_up};
+use super::{Outcome, accepted, choose, describe, refused_retry, set_announce, sum_up};
 
 fn pool(name: &str, more: &Value) -> IpPool {
     let mut pool = json!({
@@ -87,6 +87,36 @@ fn a_cidrd_that_is_away_takes_no_address() {
         find(&status.conditions, "Leased").unwrap().status,
         ConditionStatus::False
     );
+}
+
+/// A watch of lbaasd's or cidrd's may show a pool only after another one has woken the Vip.
+#[test]
+fn a_vip_that_is_refused_is_looked_at_again_soon_at_first() {
+    let now: Timestamp = "2026-11-27T08:01:00Z".parse().unwrap();
+    let seconds = |status: &str, since: &str| {
+        let leased = json!({"type": "Leased", "status": status, "reason": "NoPool", "message": "",
+            "lastTransitionTime": since});
+        refused_retry(&vip(&json!({"conditions": [leased]})), now).as_secs()
+    };
+    assert_eq!(
+        refused_retry(&vip(&json!({})), now).as_secs(),
+        2,
+        "for the first time"
+    );
+    assert_eq!(seconds("False", "2026-11-27T08:00:59Z"), 2);
+    assert_eq!(seconds("False", "2026-11-27T08:00:52Z"), 8);
+    assert_eq!(seconds("False", "2026-11-27T07:00:00Z"), 30);
+    assert_eq!(
+        seconds("True", "2026-11-27T07:00:00Z"),
+        2,
+        "it had leases until now"
+    );
+    assert_eq!(
+        seconds("False", "2026-11-27T08:02:00Z"),
+        2,
+        "another clock is ahead"
+    );
+    assert_eq!(seconds("False", ""), 2);
 }
 
 #[test]
