@@ -168,14 +168,33 @@ fn adopted_flow_expires_if_service_lacks_its_backend() {
     let scan = world.scan(Some(&[backend(7)]));
     assert_eq!(
         (scan.held, scan.expired, world.connections()),
-        (1, 1, 2),
-        "TCP may end by itself"
+        (1, 1, 3),
+        "TCP may end by itself, and a datagram's answer may be on its way"
     );
     world.adopt(7, UDP, 5, 1, 6);
     assert_eq!(
         world.scan(Some(&[])).expired,
         1,
         "the service has that port no longer"
+    );
+}
+
+#[test]
+fn a_former_backends_answer_still_finds_its_client() {
+    let world = World::new();
+    world.adopt(7, UDP, 5, 1, 6);
+    world.connect(7, UDP, 5, 2, 6, SEEN, 31);
+    let stay = |port| {
+        let flows = world.pinned.map::<ConnectionKey, ConnectionEntry>("CONNECTIONS");
+        keys(7, UDP, 5, port, 6).map(|key| flows.get(&key, 0).is_ok())
+    };
+    assert_eq!(world.scan(Some(&[backend(7)])).expired, 2);
+    assert_eq!([1, 2].map(stay), [[false, true]; 2], "only what leads back");
+    world.scan(Some(&[backend(7)]));
+    assert_eq!(
+        [1, 2].map(stay),
+        [[false, true], [false; 2]],
+        "the second is too old"
     );
 }
 

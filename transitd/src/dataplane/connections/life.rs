@@ -69,6 +69,12 @@ pub fn life(seen: &Seen) -> Duration {
     }
 }
 
+/// Whether the entry that leads back outlives the one that leads there. An answer of a backend that the service no
+/// longer has may be on its way, and nobody sends that datagram again. What leads back goes as an orphan.
+pub fn awaits_answers(seen: &Seen) -> bool {
+    seen.protocol == UDP && !seen.has_backend && !seen.is_crowding
+}
+
 /// Returns how long a flow may be without a packet. `is_crowding`: its VPC crowds FLOWS, or has nearly all that it may
 /// have there.
 pub fn life_of_flow(protocol: u8, entry: &FlowEntry, is_crowding: bool) -> Duration {
@@ -144,6 +150,23 @@ mod tests {
         assert_eq!(lives(17, SEEN, 0, true), 30);
         assert_eq!(lives(17, SEEN, SEEN, true), 120);
         assert_eq!(lives(17, SEEN, SEEN, false), 0);
+    }
+
+    #[test]
+    fn only_datagrams_to_a_former_backend_await_answers() {
+        let awaits = |protocol, has_backend, is_crowding| {
+            awaits_answers(&Seen {
+                protocol,
+                forward: SEEN,
+                reverse: 0,
+                has_backend,
+                is_crowding,
+            })
+        };
+        assert!(awaits(UDP, false, false));
+        assert!(!awaits(UDP, true, false), "its whole time is over");
+        assert!(!awaits(UDP, false, true), "others need the room");
+        assert!(!awaits(6, false, false), "TCP sends again");
     }
 
     #[test]

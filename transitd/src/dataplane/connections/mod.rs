@@ -27,7 +27,7 @@ use super::tables::{Hash, TableError, access, capacity, data, hash, lookup, lru,
 use super::walk::Walk;
 use crate::boot;
 pub use flows::FLOWS;
-use life::{Seen, UNANSWERED_DATAGRAM, life};
+use life::{Seen, UNANSWERED_DATAGRAM, awaits_answers, life};
 
 /// The shares of VPCs in FLOWS.
 const ROOM_OF_FLOWS: Shared = Shared::half_reserved(FLOWS_CAPACITY as usize);
@@ -171,10 +171,12 @@ impl Connections {
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
-            if doomed.len() < MAX_EXPIRED_PER_SCAN && (is_over || !is_here(&endpoint(key.vni, own))) {
+            let has_left = !is_here(&endpoint(key.vni, own));
+            if doomed.len() < MAX_EXPIRED_PER_SCAN && (is_over || has_left) {
                 scan.expired += 1;
-                let back = Looked::at(back, answered.as_ref());
-                doomed.push((Looked::at(key, Some(&entry)), Some(back)));
+                let goes_back = has_left || !awaits_answers(&seen);
+                let back = goes_back.then(|| Looked::at(back, answered.as_ref()));
+                doomed.push((Looked::at(key, Some(&entry)), back));
             } else {
                 scan.held += 1;
                 let mut count = |of| {
