@@ -66,7 +66,8 @@ struct Settings {
     #[arg(
         long,
         env = "THUBAN_CIDRD_ADDRESS",
-        default_value = "cidrd.thuban-system.svc:6086"
+        default_value = "cidrd.thuban-system.svc:6086",
+        value_parser = process::server_address
     )]
     cidrd_address: String,
     /// Whether Services of type LoadBalancer without a class get addresses, too.

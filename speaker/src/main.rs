@@ -60,7 +60,7 @@ enum Command {
 #[derive(Debug, Args)]
 struct Settings {
     /// Host and port of lbaasd.
-    #[arg(long, env = "THUBAN_LBAASD_ADDRESS")]
+    #[arg(long, env = "THUBAN_LBAASD_ADDRESS", value_parser = process::server_address)]
     lbaasd_address: String,
     /// File with the CAs that verify lbaasd, as PEM.
     #[arg(long, env = "THUBAN_LBAASD_CA_FILE")]

@@ -1,10 +1,12 @@
-//! What small processes have in common: their log, their end by a signal, and the pages of one registry.
+//! What small processes have in common: their log, their end by a signal, addresses of servers, and the pages of one
+//! registry.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
+use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
@@ -53,6 +55,24 @@ pub async fn until_signalled<E: From<io::Error>>(work: impl Future<Output = Resu
     }
 }
 
+/// Why the address of a server can't be used.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum AddressError {
+    #[error(
+        "kubelet did not know the Service of {0} when it started this container: the container must start again"
+    )]
+    Unresolved(String),
+}
+
+/// Reads the host and port of a server. kubelet leaves `$(NAME)` as it is while it does not know the Service, and tells
+/// the address only to a container that it starts later. So the process must end: it would never reach the server.
+pub fn server_address(text: &str) -> Result<String, AddressError> {
+    if text.contains("$(") {
+        return Err(AddressError::Unresolved(text.to_owned()));
+    }
+    Ok(text.to_owned())
+}
+
 /// `/metrics` of a registry, and probes.
 pub struct RegistryPages {
     pub registry: &'static Registry,
@@ -76,5 +96,24 @@ impl Pages for RegistryPages {
             "/readyz" => Answer::Unready(format!("{}\n", self.unready)),
             _ => Answer::Unknown("/metrics, /healthz, /readyz\n"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AddressError, server_address};
+
+    #[test]
+    fn an_address_that_kubelet_did_not_know_is_refused() {
+        assert_eq!(server_address("10.96.0.9:6086").unwrap(), "10.96.0.9:6086");
+        assert_eq!(
+            server_address("cidrd.thuban-system.svc:6086").unwrap(),
+            "cidrd.thuban-system.svc:6086"
+        );
+        let unknown = "$(CIDRD_SERVICE_HOST):$(CIDRD_SERVICE_PORT)";
+        assert_eq!(
+            server_address(unknown),
+            Err(AddressError::Unresolved(unknown.to_owned()))
+        );
     }
 }
