@@ -6,11 +6,13 @@
 
 use aya_ebpf::{bindings::BPF_ANY, macros::map, maps::PerCpuArray};
 use thuban_common::{
+    counters::Counter,
     policy::{DENIAL_WINDOW, DENIALS_PER_WINDOW, DenialKey, DenialRecord, REJECTIONS_PER_WINDOW},
     services::ConnectionKey,
 };
 
 use crate::{
+    count::count,
     maps::{DENIALS, DENIED, FOLLOWED},
     work::now,
 };
@@ -93,7 +95,9 @@ fn tell(record: &mut DenialRecord) {
         // Another element, so that nobody reads a half of two packets.
         let _ = DENIALS.insert(&record.key, &*entry, u64::from(BPF_ANY));
     }
-    if entry.recent <= DENIALS_PER_WINDOW && FOLLOWED.get(0).is_some_and(|until| entry.time < *until) {
-        let _ = DENIED.output::<DenialRecord>(&*record, 0);
+    let is_told =
+        entry.recent <= DENIALS_PER_WINDOW && FOLLOWED.get(0).is_some_and(|until| entry.time < *until);
+    if is_told && DENIED.output::<DenialRecord>(&*record, 0).is_err() {
+        count(Counter::DenialsLost);
     }
 }

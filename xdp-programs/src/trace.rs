@@ -125,6 +125,7 @@ fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
     }
     let (set, rank) = denials::noted().map_or((0, 0), |key| (in_vpc(key.set).1, key.rank));
     let Some(mut record) = TRACE.reserve::<TraceRecord>(0) else {
+        count(Counter::TraceLost);
         return;
     };
     record.write(TraceRecord {

@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use aya::maps::{HashMap, MapData, RingBuf};
 use thuban_common::{
+    counters::Counter,
     policy::{
         Action, DENIAL_EGRESS, DENIAL_OUTSIDE, DENIALS_PER_WINDOW, Decision, DenialEntry, DenialKey,
         DenialRecord, GRANT_DENIES, Grant, GrantKey, LAST_POINT, ListEntry, ListKey, NO_RULE, PEER_OTHER,
@@ -211,6 +212,30 @@ fn denials_are_told_only_to_a_follower_and_at_a_pace() -> Result<()> {
         // A flood by one rule leaves room to others.
         ensure!(send(&mut world, 0x99)?.len() == 1);
     }
+    Ok(())
+}
+
+#[test]
+fn a_denial_that_cannot_be_told_is_counted() -> Result<()> {
+    const MOST: usize = 10_000;
+    let mut world = policed([INGRESS, 0], [0, 0])?;
+    grant(&mut world, INGRESS, PEER_OTHER, 0, GRANT_DENIES)?;
+    world.programs.set("FOLLOWED", 0, FOR_EVER)?;
+    take_told(&mut world)?;
+    let frame = to_home(UDP, FAMILIES[0], 53).bytes();
+    let mut sent = 0;
+    loop {
+        // Each one is the first of its second.
+        forget(&mut world)?;
+        sent += 1;
+        let outcome = arrive(&mut world, Hook::Tc, BY_STRANGER, &frame)?;
+        if outcome.counted.contains_key(Counter::DenialsLost.name()) {
+            break;
+        }
+        ensure!(sent < MOST, "nothing was lost of {sent} records");
+    }
+    let told = take_told(&mut world)?.len();
+    ensure!(told + 1 == sent, "{told} of {sent} records");
     Ok(())
 }
 

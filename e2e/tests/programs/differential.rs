@@ -170,8 +170,11 @@ fn programs_do_what_their_model_does() -> Result<()> {
 }
 
 /// Counters that no frame raises: events, failures of the world around, services and fronts, of which this world has
-/// none, what it denies to nobody, rates, which it limits for nobody, and what only packet sockets can ask of a NIC.
-const UNREACHABLE: [&str; 24] = [
+/// none, what it denies to nobody, rates, which it limits for nobody, what only packet sockets can ask of a NIC, and
+/// records for readers, of which this world has none.
+const UNREACHABLE: [&str; 26] = [
+    "trace_lost",
+    "denials_lost",
     "checksum_misplaced",
     "rate_exceeded",
     "direct_wanted",

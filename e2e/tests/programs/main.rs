@@ -67,6 +67,7 @@ fn every_counter_has_a_test() {
         include_str!("agent.rs"),
         include_str!("announcements.rs"),
         include_str!("connections.rs"),
+        include_str!("denials.rs"),
         include_str!("discovery.rs"),
         include_str!("ecn.rs"),
         include_str!("fixture.rs"),

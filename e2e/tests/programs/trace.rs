@@ -263,3 +263,24 @@ fn nothing_else_is_written_down() -> Result<()> {
     ensure!(take(&mut ended)?.is_empty(), "after its time");
     Ok(())
 }
+
+#[test]
+fn a_record_without_room_is_counted() -> Result<()> {
+    const MOST: usize = 10_000;
+    let mut world = traced(u64::MAX)?;
+    take(&mut world)?;
+    let frame = Packet::udp(TENANT.mac(), TENANT.address, ip(10, 0, 1, 50)).bytes();
+    let before = world.programs.counter(Counter::TraceLost)?;
+    let mut sent = 0;
+    while world.programs.counter(Counter::TraceLost)? == before {
+        ensure!(sent < MOST, "nothing was lost of {sent} records");
+        world.run_uncounted(Role::Agent(TENANT.index), Hook::Tc, &frame, 0)?;
+        sent += 1;
+    }
+    let records = take(&mut world)?.len();
+    ensure!(records + 1 == sent, "{records} of {sent} records");
+    let outcome = world.run(Role::Agent(TENANT.index), Hook::Tc, &frame)?;
+    let counted = outcome.counted.contains_key(Counter::TraceLost.name());
+    ensure!(!counted && take(&mut world)?.len() == 1, "there is room again");
+    Ok(())
+}

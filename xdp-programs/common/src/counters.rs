@@ -111,6 +111,10 @@ counters! {
     FrontPings = 27, "front_pings";
     /// Front: ICMP errors about a backend's answers, delivered to the backend on this droplet.
     FrontErrors = 28, "front_errors";
+    /// Records of traced packets that were lost, because nobody read TRACE in time.
+    TraceLost = 29, "trace_lost";
+    /// Records of denied packets that were lost, because nobody read DENIED in time.
+    DenialsLost = 30, "denials_lost";
 
     /// Drop: source MAC is not the endpoint's.
     SpoofedMac = 32, "spoofed_mac",
