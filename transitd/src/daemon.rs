@@ -175,11 +175,14 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     }
     let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Signal)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Signal)?;
+    let stopped = Arc::clone(&node);
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
+        stopped.traces.close();
+        stopped.denials.close();
         info!("stopping; the data plane stays as it is");
     };
     let serving = cni::serve(Arc::clone(&node), stop);

@@ -1,5 +1,5 @@
-//! Tells transitd's verbs what the tables of the node don't say: the names of policies. They ask by the socket of the
-//! CNI service, where only root may.
+//! Tells transitd's verbs what they can't read themselves: the names of policies, and what programs write into ring
+//! buffers. They ask by the socket of the CNI service, where only root may.
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -8,17 +8,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use thuban_api::identifiers::Vni;
+use thuban_common::tables::EndpointKey;
 use thuban_proto::inspect::denier_reply::Denier as Told;
 use thuban_proto::inspect::inspect_client::InspectClient;
 use thuban_proto::inspect::inspect_server::{Inspect, InspectServer};
 use thuban_proto::inspect::{
-    DenierReply, DenierRequest, DenyingRule, NoRule, ServedAddress, ServedReply, ServedRequest, Unjudged,
+    DenialsRequest, DenierReply, DenierRequest, DenyingRule, NoRule, ServedAddress, ServedReply,
+    ServedRequest, TraceRequest, TracedEndpoint, Unjudged,
 };
 use thuban_rows::PolicyId;
 use tokio::time::timeout;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Request, Response, Status};
 
+use crate::follow::followers::Replies;
 use crate::node::Node;
 use crate::program::policy::Denier;
 use crate::socket;
@@ -29,6 +32,8 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(1);
 /// The most answers that are kept.
 const MAX_KNOWN: usize = 4096;
+/// The most endpoints of a trace: TRACED has room for those of all that may follow.
+const MAX_ENDPOINTS: usize = 8;
 
 #[derive(Debug)]
 pub struct Service {
@@ -41,6 +46,26 @@ pub fn server(node: Arc<Node>) -> InspectServer<Service> {
 
 #[tonic::async_trait]
 impl Inspect for Service {
+    type TraceStream = Replies;
+    type DenialsStream = Replies;
+
+    async fn trace(&self, request: Request<TraceRequest>) -> Result<Response<Replies>, Status> {
+        let endpoints = request.into_inner().endpoints;
+        if !(1..=MAX_ENDPOINTS).contains(&endpoints.len()) {
+            let message = format!("endpoints: 1 to {MAX_ENDPOINTS} addresses can be traced at a time");
+            return Err(Status::invalid_argument(message));
+        }
+        let keys: Option<Vec<EndpointKey>> = endpoints.into_iter().map(endpoint_key).collect();
+        let keys = keys.ok_or_else(|| Status::invalid_argument("endpoints: an address has 16 bytes"))?;
+        let replies = self.node.traces.follow(keys);
+        Ok(Response::new(replies.map_err(|error| Status::from(&error))?))
+    }
+
+    async fn denials(&self, _: Request<DenialsRequest>) -> Result<Response<Replies>, Status> {
+        let replies = self.node.denials.follow(());
+        Ok(Response::new(replies.map_err(|error| Status::from(&error))?))
+    }
+
     async fn denier(&self, request: Request<DenierRequest>) -> Result<Response<DenierReply>, Status> {
         let request = request.into_inner();
         let invalid = |field: &str| Status::invalid_argument(format!("{field}: out of range"));
@@ -71,6 +96,13 @@ impl Inspect for Service {
         let served = served.collect();
         Ok(Response::new(ServedReply { served }))
     }
+}
+
+fn endpoint_key(endpoint: TracedEndpoint) -> Option<EndpointKey> {
+    Some(EndpointKey {
+        vni: endpoint.vni,
+        address: endpoint.address.try_into().ok()?,
+    })
 }
 
 fn tell(denier: Denier) -> DenierReply {

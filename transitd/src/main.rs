@@ -87,9 +87,9 @@ fn main() -> anyhow::Result<()> {
             print!("{}", scrape::read(settings)?);
             Ok(())
         }
-        Command::Trace(settings) => Ok(runtime()?.block_on(trace::run(*settings))?),
+        Command::Trace(settings) => Ok(following()?.block_on(trace::run(*settings))?),
         Command::Control(command) => Ok(command.run()?),
-        Command::Denials(settings) => Ok(runtime()?.block_on(denials::run(*settings))?),
+        Command::Denials(settings) => Ok(following()?.block_on(denials::run(*settings))?),
         Command::Rows(pins) => {
             let tables =
                 dataplane::tables::Tables::open(&pins.maps()).context("has transitd run on this node?")?;
@@ -109,6 +109,14 @@ fn main() -> anyhow::Result<()> {
 /// Makes the runtime for the commands that only read.
 fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+/// Makes the runtime for commands that follow: the connection lives while the output is not taken.
+fn following() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
 }
 
 fn is_global(argument: &std::ffi::OsStr) -> bool {

@@ -14,10 +14,13 @@ use crate::askers::Askers;
 use crate::attachments::AttachmentId;
 use crate::attachments::store::Store;
 use crate::contact::Contact;
+use crate::dataplane::denials::Followed;
 use crate::dataplane::hooks::TransitHook;
 use crate::dataplane::links::Links;
 use crate::dataplane::services::Services;
+use crate::dataplane::traced::Traced;
 use crate::endpoints::Endpoints;
+use crate::follow::followers::Followers;
 use crate::netfilter::Netfilter;
 use crate::netlink::uplink::Uplink;
 use crate::settings::RunSettings;
@@ -40,6 +43,10 @@ pub struct Node {
     pub askers: Arc<Askers>,
     pub contact: Contact,
     pub shaped: Shaped,
+    /// Who follows the packets of endpoints.
+    pub traces: Followers<Traced>,
+    /// Who follows denied packets.
+    pub denials: Followers<Followed>,
     /// Notified when attachments come and go.
     pub attached: Notify,
     /// Notified when the operator asks what is denied.
@@ -89,6 +96,7 @@ impl Node {
         askers.keep();
         let (changed, _) = watch::channel(0);
         let locks = Mutex::default();
+        let maps = settings.pins.maps();
         Self {
             settings,
             uplink,
@@ -100,6 +108,8 @@ impl Node {
             askers,
             contact,
             shaped: Shaped::default(),
+            traces: Followers::new(maps.clone()),
+            denials: Followers::new(maps),
             attached: Notify::new(),
             asked: Notify::new(),
             opened: Notify::new(),

@@ -1,11 +1,9 @@
 //! `transitd trace`: shows where each packet of an endpoint was seen on this node, and which verdict it got for which
 //! reason.
 //!
-//! Invariant: the endpoint is traced for as long as this process renews the trace every second. A killed process
-//! leaves nothing that lasts, and the daemon removes the flag that it may have left ([`tables::sweep`]).
+//! Invariant: the daemon reads what programs write, and has the endpoint traced as long as this process listens.
 
 mod record;
-mod tables;
 
 use std::net::IpAddr;
 
@@ -13,14 +11,14 @@ use clap::Args;
 use thiserror::Error;
 use thuban_common::packet::ipv4::mapped;
 use thuban_common::tables::{EndpointKey, TraceRecord};
+use thuban_proto::inspect::{TraceRequest, TracedEndpoint};
 
 use crate::attachments::Attachment;
 use crate::attachments::store::{self, StoreError};
-use crate::follow::{self, Event, FollowError, Follower, LEASE};
+use crate::follow;
+use crate::follow::asking::{AskError, Following};
 use crate::inspect::Deniers;
 use crate::settings::NodeSettings;
-
-pub use tables::sweep;
 
 /// Print each packet of a pod or endpoint as this node's programs see it.
 #[derive(Args, Clone, Debug)]
@@ -52,20 +50,49 @@ pub enum TraceError {
     #[error("--pod {0}: no attachment of this pod is on this node; expected namespace/name of a running pod")]
     NoPod(String),
     #[error(transparent)]
-    Follow(#[from] FollowError),
+    Ask(#[from] AskError),
     #[error(transparent)]
     Store(#[from] StoreError),
-    #[error(transparent)]
-    Tables(#[from] tables::TraceTableError),
 }
 
 pub async fn run(settings: TraceSettings) -> Result<(), TraceError> {
-    let _lock = follow::lock(&settings.node.pins.maps(), "trace")?;
-    let keys = endpoints(&settings)?;
-    let mut tables = tables::TraceTables::open(&settings.node.pins.maps())?;
-    let outcome = follow(&settings, &keys, &mut tables).await;
-    tables.stop(&keys)?;
-    outcome
+    let endpoints = endpoints(&settings)?.into_iter().map(|key| TracedEndpoint {
+        vni: key.vni,
+        address: key.address.to_vec(),
+    });
+    let request = TraceRequest {
+        endpoints: endpoints.collect(),
+    };
+    let socket = settings.node.socket.clone();
+    let mut deniers = Deniers::ask(socket.clone());
+    let mut left = settings.count.unwrap_or(u64::MAX);
+    let start = follow::now();
+    let mut packets: Following<TraceRecord> =
+        Following::begin(socket, settings.seconds, async |mut daemon| {
+            daemon.trace(request).await
+        })
+        .await?;
+    eprintln!("tracing; Ctrl-C ends it");
+    while left > 0 {
+        let Some(told) = packets.next().await? else {
+            break;
+        };
+        told.lost.print(settings.json);
+        let Some(seen) = &told.record else {
+            continue;
+        };
+        let denier = match seen.set {
+            0 => None,
+            set => deniers.of(seen.vni, set, seen.rank).await,
+        };
+        if settings.json {
+            println!("{}", record::to_json(seen, denier.as_ref()));
+        } else {
+            println!("{}", record::to_text(seen, start, denier.as_ref()));
+        }
+        left -= 1;
+    }
+    Ok(())
 }
 
 fn endpoints(settings: &TraceSettings) -> Result<Vec<EndpointKey>, TraceError> {
@@ -87,39 +114,4 @@ fn endpoints(settings: &TraceSettings) -> Result<Vec<EndpointKey>, TraceError> {
         return Err(TraceError::NoPod(pod));
     }
     Ok(keys)
-}
-
-async fn follow(
-    settings: &TraceSettings,
-    keys: &[EndpointKey],
-    tables: &mut tables::TraceTables,
-) -> Result<(), TraceError> {
-    let mut deniers = Deniers::ask(settings.node.socket.clone());
-    let mut records: Follower<TraceRecord> =
-        Follower::open(&settings.node.pins.maps(), "TRACE", settings.seconds)?;
-    let mut left = settings.count.unwrap_or(u64::MAX);
-    let start = follow::now();
-    tables.start(keys, LEASE)?;
-    eprintln!("tracing; Ctrl-C ends it");
-    while left > 0 {
-        match records.next().await? {
-            Event::Records(batch) => {
-                for seen in batch.iter().take(usize::try_from(left).unwrap_or(usize::MAX)) {
-                    let denier = match seen.set {
-                        0 => None,
-                        set => deniers.of(seen.vni, set, seen.rank).await,
-                    };
-                    if settings.json {
-                        println!("{}", record::to_json(seen, denier.as_ref()));
-                    } else {
-                        println!("{}", record::to_text(seen, start, denier.as_ref()));
-                    }
-                    left -= 1;
-                }
-            }
-            Event::Renewal => tables.start(keys, LEASE)?,
-            Event::End => break,
-        }
-    }
-    Ok(())
 }

@@ -12,13 +12,27 @@ use thuban_common::counters::Counter;
 #[error("cannot read the pinned map COUNTERS; has transitd run on this node?")]
 pub struct CounterError(#[from] MapError);
 
+/// The counters of this node.
+pub struct Counters(PerCpuArray<MapData, u64>);
+
+impl Counters {
+    pub fn open(maps: &Path) -> Result<Self, CounterError> {
+        let data = MapData::from_pin(maps.join("COUNTERS"))?;
+        Ok(Self(PerCpuArray::try_from(Map::PerCpuArray(data))?))
+    }
+
+    /// Returns the sum over all CPUs.
+    pub fn get(&self, counter: Counter) -> Result<u64, CounterError> {
+        Ok(self.0.get(&(counter as u32), 0)?.iter().sum())
+    }
+}
+
 /// Reads the counters: name -> sum over all CPUs.
 pub fn read(maps: &Path) -> Result<BTreeMap<&'static str, u64>, CounterError> {
-    let data = MapData::from_pin(maps.join("COUNTERS"))?;
-    let counters: PerCpuArray<MapData, u64> = PerCpuArray::try_from(Map::PerCpuArray(data))?;
+    let counters = Counters::open(maps)?;
     Counter::ALL
         .iter()
-        .map(|counter| Ok((counter.name(), counters.get(&(*counter as u32), 0)?.iter().sum())))
+        .map(|counter| Ok((counter.name(), counters.get(*counter)?)))
         .collect()
 }
 

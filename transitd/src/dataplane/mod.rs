@@ -28,4 +28,5 @@ pub mod rows;
 pub mod services;
 pub mod sk_buff;
 pub mod tables;
+pub mod traced;
 pub mod walk;

@@ -1,23 +1,30 @@
 //! `transitd denials`: shows which policy denied which packets on this node.
 //!
-//! Invariant: it changes nothing but FOLLOWED, which ends by itself soon after the process.
+//! Invariant: it changes nothing. The daemon reads the packets that it follows.
 
 mod pods;
 mod record;
 
+use std::time::Duration;
+
 use clap::Args;
 use thiserror::Error;
 use thuban_common::policy::{DenialRecord, in_vpc};
+use thuban_proto::inspect::DenialsRequest;
+use tokio::time::{MissedTickBehavior, interval};
 
 use crate::attachments::store::StoreError;
-use crate::dataplane::denials::{self, Followed};
+use crate::dataplane::denials;
 use crate::dataplane::tables::TableError;
-use crate::follow::{self, Event, FollowError, Follower, LEASE};
+use crate::follow::asking::{AskError, Following};
 use crate::inspect::Deniers;
 use crate::settings::NodeSettings;
 
 use pods::Pods;
 use record::Denial;
+
+/// The time between looks at which pods there are.
+const POD_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Print which network policies denied which packets on this node, one line for each rule and pod: the last second
 /// with such packets, one of its packets, and the number of all.
@@ -52,7 +59,7 @@ pub enum DenialsError {
     #[error("cannot read what was denied; has this version of transitd run on this node?")]
     Tables(#[from] TableError),
     #[error(transparent)]
-    Follow(#[from] FollowError),
+    Ask(#[from] AskError),
 }
 
 pub async fn run(settings: DenialsSettings) -> Result<(), DenialsError> {
@@ -83,34 +90,32 @@ struct Printer {
 
 impl Printer {
     async fn follow(&mut self) -> Result<(), DenialsError> {
-        let pins = self.settings.node.pins.clone();
-        // `transitd trace` locks the directory of maps.
-        let _lock = follow::lock(&pins.layout(), "denials --follow")?;
-        let mut followed = Followed::open(&pins.maps())?;
-        let mut records = Follower::open(&pins.maps(), "DENIED", self.settings.seconds)?;
-        let mut renew = || followed.set(follow::now() + LEASE.as_nanos() as u64);
-        renew()?;
+        let socket = self.settings.node.socket.clone();
+        let mut packets: Following<DenialRecord> =
+            Following::begin(socket, self.settings.seconds, async |mut daemon| {
+                daemon.denials(DenialsRequest {}).await
+            })
+            .await?;
         eprintln!("following; Ctrl-C ends it");
+        let mut look = interval(POD_INTERVAL);
+        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut left = self.settings.count.unwrap_or(u64::MAX);
         while left > 0 {
-            match records.next().await? {
-                Event::Records(batch) => {
-                    for record in batch {
+            tokio::select! {
+                told = packets.next() => {
+                    let Some(told) = told? else {
+                        break;
+                    };
+                    told.lost.print(self.settings.json);
+                    if let Some(record) = told.record {
                         left = left.saturating_sub(self.print(record).await.into());
-                        if left == 0 {
-                            break;
-                        }
                     }
                 }
-                Event::Renewal => {
-                    renew()?;
-                    // Pods come and go.
-                    self.pods = Pods::read(&self.settings.node.state_dir)?;
-                }
-                Event::End => break,
+                // Pods come and go.
+                _ = look.tick() => self.pods = Pods::read(&self.settings.node.state_dir)?,
             }
         }
-        Ok(followed.set(0)?)
+        Ok(())
     }
 
     /// Prints the record, unless it is of other pods. Returns whether it was printed.

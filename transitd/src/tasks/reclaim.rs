@@ -1,8 +1,8 @@
-//! Finds leftovers: of a killed trace, DELs that the plugin spooled, and attachments whose DEL was lost. An attachment
-//! is a leftover if both the pod's namespace and the veth are gone. It is one too if its runtime had the same
-//! interface of the same pod made once more, and the operator still has one endpoint for both. A runtime does that
-//! only when it knows of no sandbox of the pod (a runtime that dies between ADD and remembering the sandbox keeps the
-//! namespace and never sends a DEL).
+//! Finds leftovers: DELs that the plugin spooled, and attachments whose DEL was lost. An attachment is a leftover if
+//! both the pod's namespace and the veth are gone. It is one too if its runtime had the same interface of the same pod
+//! made once more, and the operator still has one endpoint for both. A runtime does that only when it knows of no
+//! sandbox of the pod (a runtime that dies between ADD and remembering the sandbox keeps the namespace and never sends
+//! a DEL).
 //!
 //! Conservative: one source alone proves nothing, and two looks in a row must agree.
 
@@ -20,7 +20,6 @@ use crate::metrics::{self, Reclaimed};
 use crate::netlink::{find_link, namespace};
 use crate::node::Node;
 use crate::state::State;
-use crate::trace;
 
 /// Runs until the daemon ends.
 pub async fn run(node: Arc<Node>) {
@@ -30,12 +29,6 @@ pub async fn run(node: Arc<Node>) {
     spool::sweep(&node);
     loop {
         interval.tick().await;
-        if let Err(error) = trace::sweep(&node.settings.pins.maps()) {
-            warn!(
-                error = &error as &dyn std::error::Error,
-                "a killed trace could not be cleared"
-            );
-        }
         spool::drain(&node).await;
         let mut gone = gone(&node).await;
         gone.extend(superseded(&node.state()));

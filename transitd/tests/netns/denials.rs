@@ -1,15 +1,16 @@
 //! Who denied a packet: `transitd denials` and `transitd trace` name the policies.
 
-use std::io::{BufRead, BufReader, ErrorKind};
+use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{Denial, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, VpcRow};
 
+use crate::follow::Follower;
 use crate::policies::{FAR, STRANGER, pod, rig_with, tenants, vpcs_and_networks};
 use crate::rig::{self, Rig, eventually, in_namespace, local, mapped};
 use crate::tcp::{ANSWER_TIMEOUT, connect};
@@ -55,34 +56,6 @@ fn judged(uid: &str, last: u8, ingress_set: u32, egress_set: u32) -> Row {
     rig::judged(local(7, uid, last), 1, [ingress_set, egress_set])
 }
 
-/// A verb that says what it sees until its end.
-struct Follower(Child);
-
-impl Follower {
-    /// Starts it, and waits until it follows.
-    fn start(command: &mut Command) -> Self {
-        let mut child = command
-            .arg("--json")
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut first = String::new();
-        let mut said = BufReader::new(child.stderr.take().unwrap());
-        said.read_line(&mut first).unwrap();
-        assert!(first.contains("Ctrl-C ends it"), "{first}");
-        Self(child)
-    }
-
-    /// Waits for its end, and returns what it has said.
-    fn end(self) -> Vec<Value> {
-        let output = self.0.wait_with_output().unwrap();
-        assert!(output.status.success(), "{output:?}");
-        let lines = serde_json::Deserializer::from_slice(&output.stdout).into_iter();
-        lines.collect::<Result<_, _>>().unwrap()
-    }
-}
-
 /// Returns what a verb says, a line each.
 fn say(command: &mut Command) -> Vec<String> {
     let output = command.output().unwrap();
@@ -106,13 +79,8 @@ fn who_denied_a_packet_is_named() {
     let follow = ["--follow", "--pod", "ns/p1", "--count", "1", "--seconds", "30"];
     let followed = Follower::start(rig.verb("denials").args(follow));
     let traced = Follower::start(rig.verb("trace").args(["--pod", "ns/p1", "--seconds", "4"]));
-    let busy = rig.verb("denials").args(["--follow", "--seconds", "1"]).output();
-    let busy = busy.unwrap();
-    let busy = String::from_utf8(busy.stderr).unwrap();
-    assert!(
-        busy.contains("another `transitd denials --follow` runs"),
-        "{busy}"
-    );
+    let follow = ["--follow", "--count", "1", "--seconds", "30"];
+    let also = Follower::start(rig.verb("denials").args(follow));
     assert!(connect(&pod(&rig, "p2"), FAR, 8080).is_err());
     assert!(connect(&pod(&rig, "p2"), FIRST, 8080).is_err());
 
@@ -142,6 +110,8 @@ fn who_denied_a_packet_is_named() {
         (&seen["protocol"], &seen["destinationPort"]),
         (&json!(6), &json!(8080))
     );
+    // Of the other pod's packets, those out of the VPC are denied too.
+    assert_eq!(also.end().len(), 1);
     let traced = traced.end();
     let denied = traced
         .iter()
@@ -181,6 +151,9 @@ fn who_denied_a_packet_is_named() {
             && lines[0].contains("denied by set 000009, whose rules only a running transitd knows"),
         "{lines:?}"
     );
+    let unread = rig.verb("denials").arg("--follow").output().unwrap();
+    let unread = String::from_utf8(unread.stderr).unwrap();
+    assert!(unread.contains("transitd does not run on this node"), "{unread}");
 }
 
 /// Returns what a pod hears of a connection to port 8080, and of a datagram.

@@ -20,6 +20,7 @@ mod egress;
 mod endpoints;
 mod files;
 mod flow;
+mod follow;
 mod gc;
 mod health_checks;
 mod hooks;
