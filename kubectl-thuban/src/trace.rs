@@ -191,6 +191,9 @@ impl Printer {
         let Ok(mut record @ Value::Object(_)) = serde_json::from_str::<Value>(line) else {
             return Ok(format!("{line}\n"));
         };
+        if let Some(lost) = record["lost"].as_u64() {
+            return self.lost(lost, record, format);
+        }
         self.packets += 1;
         if record["verdict"]
             .as_str()
@@ -206,10 +209,21 @@ impl Printer {
         }
         record["nextNode"] = json!(self.names.next(&record));
         record["node"] = json!(self.node);
-        Ok(match format {
-            Format::Yaml => format!("---\n{}", serde_yaml_ng::to_string(&record)?),
-            _ => format!("{record}\n"),
-        })
+        object(&record, format)
+    }
+
+    /// Returns what is printed for records that transitd has lost.
+    fn lost(&self, lost: u64, mut record: Value, format: Format) -> Result<String, CliError> {
+        if matches!(format, Format::Table | Format::Wide) {
+            let place = if record["where"] == "ring" {
+                "records on the node (ring full)"
+            } else {
+                "records (the reader was slow)"
+            };
+            return Ok(format!("lost: {lost} {place}\n"));
+        }
+        record["node"] = json!(self.node);
+        object(&record, format)
     }
 
     /// Returns a record as a sentence.
@@ -257,6 +271,13 @@ impl Printer {
             (None, _, _) => text.to_owned(),
         }
     }
+}
+
+fn object(record: &Value, format: Format) -> Result<String, CliError> {
+    Ok(match format {
+        Format::Yaml => format!("---\n{}", serde_yaml_ng::to_string(record)?),
+        _ => format!("{record}\n"),
+    })
 }
 
 /// Returns the policies that deny a packet; none if no policy does.
@@ -374,6 +395,26 @@ mod tests {
         assert_eq!(read["sourceName"], "red/web-1");
         assert!(read["destinationName"].is_null());
         assert_eq!((&read["node"], &read["length"]), (&json!("node-a"), &json!(74)));
+    }
+
+    #[test]
+    fn lost_records_are_told_and_are_no_packets() {
+        let mut printer = printer();
+        let mut line = |place: &str, format| {
+            let lost = json!({"lost": 7, "where": place}).to_string();
+            printer.line(&lost, format).unwrap()
+        };
+        assert_eq!(
+            line("reader", Format::Table),
+            "lost: 7 records (the reader was slow)\n"
+        );
+        assert_eq!(
+            line("ring", Format::Table),
+            "lost: 7 records on the node (ring full)\n"
+        );
+        let read: Value = serde_json::from_str(&line("ring", Format::Json)).unwrap();
+        assert_eq!(read, json!({"lost": 7, "where": "ring", "node": "node-a"}));
+        assert_eq!((printer.packets, printer.drops), (0, 0));
     }
 
     #[test]
