@@ -111,6 +111,7 @@ pub fn times(cluster: &Cluster, client: &Pod, addresses: &[Ipv4Addr]) -> Result<
     let mut flows: HashMap<String, Flow> = HashMap::new();
     for line in trace.end() {
         let record: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
+        ensure!(record["lost"].is_null(), "the trace has lost records: {record}");
         if record["source"] == client.address.to_string() && record["destinationPort"] == PORT {
             let destination = record["destination"].as_str().unwrap_or_default().to_owned();
             flows.entry(destination).or_default().add(&record)?;
