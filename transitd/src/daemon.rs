@@ -19,7 +19,8 @@ use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{CniError, StatusRequest};
 use thuban_telemetry::Guard;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::sleep;
 use tonic::transport::Endpoint;
 use tracing::{error, info, warn};
 
@@ -70,6 +71,9 @@ const WANTED_QUEUE: usize = 1024;
 
 /// How long a probe may take: less than kubelet's timeout.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// How long the daemon waits for calls in flight when it stops: less than the chart's `terminationGracePeriodSeconds`.
+const STOP_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The reason why a probe fails.
 #[derive(Debug, Error)]
@@ -176,6 +180,7 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     let mut terminate = signal(SignalKind::terminate()).map_err(DaemonError::Signal)?;
     let mut interrupt = signal(SignalKind::interrupt()).map_err(DaemonError::Signal)?;
     let stopped = Arc::clone(&node);
+    let (stopping, is_stopping) = oneshot::channel();
     let stop = async move {
         tokio::select! {
             _ = terminate.recv() => {}
@@ -184,15 +189,29 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
         stopped.traces.close();
         stopped.denials.close();
         info!("stopping; the data plane stays as it is");
+        let _ = stopping.send(());
     };
     let serving = cni::serve(Arc::clone(&node), stop);
     tokio::select! {
         served = serving => Ok(served?),
+        () = overdue(is_stopping) => {
+            warn!("stopping, though a call is still in flight: its client does not read");
+            Ok(())
+        }
         now = watch_uplink::run(&node) => Err(DaemonError::UplinkChanged {
             was: node.uplink.clone(),
             now,
         }),
     }
+}
+
+/// Waits until the daemon has been stopping for longer than a call may take. A client that does not read keeps its
+/// connection open for ever.
+async fn overdue(is_stopping: oneshot::Receiver<()>) {
+    if is_stopping.await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    sleep(STOP_TIMEOUT).await;
 }
 
 /// Serves metrics, if they are wanted: on loopback to everybody there, at the node's address to who may get them.

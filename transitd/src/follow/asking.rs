@@ -43,7 +43,7 @@ pub enum AskError {
     Silent,
     #[error("{}", .0.message())]
     Refused(Status),
-    #[error("transitd ended, and so does this command: run it again")]
+    #[error("transitd ended, or could not go on: look at its log, and run this command again")]
     Ended,
     #[error("transitd is of another version than this command: run the command of the same image")]
     Version,

@@ -14,7 +14,7 @@ use thuban_proto::inspect::FollowReply;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, error::TrySendError};
-use tokio::time::{Instant, MissedTickBehavior, interval_at};
+use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tracing::warn;
@@ -32,6 +32,9 @@ const QUEUE: usize = 4096;
 const RENEWAL: Duration = Duration::from_secs(1);
 /// The most records that are given in a row.
 const BATCH: usize = 256;
+/// The time between two full batches. The rest of the daemon needs the CPUs too, and what does not fit into the ring
+/// buffer meanwhile is counted.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// What a follower gets. The first reply is empty: records come from then on.
 pub type Replies = ReceiverStream<Result<FollowReply, Status>>;
@@ -147,13 +150,17 @@ impl Ring {
             name: S::RING,
             source,
         })?;
-        let mut shared = lock(shared);
-        for _ in 0..BATCH {
-            let Some(record) = ready.get_inner_mut().next() else {
-                ready.clear_ready();
-                break;
-            };
-            shared.give(&record);
+        let is_full = {
+            let mut shared = lock(shared);
+            (0..BATCH).all(|_| {
+                let record = ready.get_inner_mut().next();
+                record.map(|record| shared.give(&record)).is_some()
+            })
+        };
+        if is_full {
+            sleep(PAUSE).await;
+        } else {
+            ready.clear_ready();
         }
         Ok(())
     }
@@ -180,8 +187,6 @@ async fn read<S: Source>(shared: Arc<Mutex<Shared<S>>>, mut ring: Ring) {
             Ok(false) => return,
             Err(error) => return lock(&shared).fail(&error),
         }
-        // Those who follow get their turn, and so does the rest of the daemon.
-        tokio::task::yield_now().await;
     }
 }
 

@@ -174,6 +174,17 @@ fn traces_end_with_the_daemon_and_need_it() {
     let why = refusal(&rig);
     assert!(why.contains("transitd does not run on this node"), "{why}");
 
+    // What a stopped reader does not take keeps its connection open.
+    rig.start();
+    rig.operator.wait_for_ack();
+    let stopped = trace(&rig, "p1", "60");
+    stopped.signal(Signal::SIGSTOP);
+    send(&rig, 20_000);
+    kill(Pid::from_raw(rig.daemon_id().cast_signed()), Signal::SIGTERM).unwrap();
+    assert_eq!(rig.wait_for_exit(), Some(0), "nor does one that does not read");
+    stopped.signal(Signal::SIGCONT);
+    stopped.kill();
+
     rig.start();
     rig.operator.wait_for_ack();
     let killed = trace(&rig, "p1", "60");

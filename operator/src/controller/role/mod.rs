@@ -161,7 +161,10 @@ async fn take<R: Role>(
             filling(droplet, &missing)
         }
         Step::WaitForTables(missing) => filling(droplet, &missing),
-        Step::WaitForUsers(missing) => announcing(&missing),
+        Step::WaitForUsers(missing) => {
+            context.clocks.forget(Timed::RoleUnused, role.id().uid);
+            announcing(&missing)
+        }
         Step::Publish => {
             context.hub.update(|world| world.publish_role(role.id()));
             let missing = uninformed(role, context);
@@ -247,14 +250,16 @@ async fn finish<R: Role>(
     status.phase = Phase::Provisioned;
     let moved_from = status.droplet.replace(droplet.to_owned());
     set(&mut status.conditions, acknowledged(role));
+    let is_reinstated = role.status() == Some(&status);
+    if !is_reinstated {
+        write(role, roles, status).await?;
+    }
     for timed in [Timed::RoleWait, Timed::RoleUnused] {
         context.clocks.forget(timed, role.id().uid);
     }
-    if role.status() == Some(&status) {
-        // The role was reinstated where it was.
+    if is_reinstated {
         return Ok(Action::requeue(ACK_RETRY));
     }
-    write(role, roles, status).await?;
     let note = match moved_from {
         Some(old) => format!("works on droplet {droplet}, no longer on {old}"),
         None => format!("works on droplet {droplet}"),
@@ -409,7 +414,10 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
         context.clocks.forget(Timed::RoleUnused, role.id().uid);
         return wait(role, roles, context, ("WaitsForUsers", message)).await;
     }
-    if role.is_in_use(context)
+    let name = role.name_any();
+    let is_purged = context.hub.read(|world| world.roles(R::KIND).is_purged(&name));
+    if !is_purged
+        && role.is_in_use(context)
         && let Some(left) = in_flight(role, context)
     {
         return Ok(Action::requeue(left));

@@ -201,6 +201,13 @@ impl Roles {
             .is_some_and(|placed| placed.stage >= Stage::Unpublished)
     }
 
+    /// Whether the role's tables were removed.
+    pub fn is_purged(&self, name: &str) -> bool {
+        self.roles
+            .get(name)
+            .is_some_and(|placed| placed.stage == Stage::Purged)
+    }
+
     /// Whether users have another role of the same parent, which stays and which the next leader knows.
     pub fn has_other(&self, name: &str) -> bool {
         let parent = self.roles.get(name).map(|placed| placed.role.parent.as_str());

@@ -30,6 +30,8 @@ pub struct Seen {
     pub forward: u16,
     pub reverse: u16,
     pub has_backend: bool,
+    /// The client sent the last packet, and its next one gets another backend if this one is gone.
+    pub awaits_answer: bool,
     /// Its VPC has more than its reserve and its fair part, and the table is crowded.
     pub is_crowding: bool,
 }
@@ -47,6 +49,8 @@ pub fn life(seen: &Seen) -> Duration {
     }
     if seen.protocol == UDP {
         return match (seen.has_backend, is_answered) {
+            // The answer may be on its way, and nobody sends the datagram again.
+            (false, _) if seen.awaits_answer => UNANSWERED_DATAGRAM,
             (false, _) => Duration::ZERO,
             (true, true) => DATAGRAMS,
             (true, false) => UNANSWERED_DATAGRAM,
@@ -69,12 +73,6 @@ pub fn life(seen: &Seen) -> Duration {
     }
 }
 
-/// Whether the entry that leads back outlives the one that leads there. An answer of a backend that the service no
-/// longer has may be on its way, and nobody sends that datagram again. What leads back goes as an orphan.
-pub fn awaits_answers(seen: &Seen) -> bool {
-    seen.protocol == UDP && !seen.has_backend && !seen.is_crowding
-}
-
 /// Returns how long a flow may be without a packet. `is_crowding`: its VPC crowds FLOWS, or has nearly all that it may
 /// have there.
 pub fn life_of_flow(protocol: u8, entry: &FlowEntry, is_crowding: bool) -> Duration {
@@ -85,6 +83,7 @@ pub fn life_of_flow(protocol: u8, entry: &FlowEntry, is_crowding: bool) -> Durat
         forward: entry.state,
         reverse: entry.answers,
         has_backend: true,
+        awaits_answer: false,
         is_crowding,
     });
     if !has_connections {
@@ -109,6 +108,7 @@ mod tests {
             forward,
             reverse,
             has_backend,
+            awaits_answer: false,
             is_crowding: false,
         };
         life(&seen).as_secs()
@@ -123,6 +123,7 @@ mod tests {
                     forward,
                     reverse,
                     has_backend: true,
+                    awaits_answer: false,
                     is_crowding: true,
                 };
                 life(&seen).as_secs()
@@ -153,20 +154,23 @@ mod tests {
     }
 
     #[test]
-    fn only_datagrams_to_a_former_backend_await_answers() {
-        let awaits = |protocol, has_backend, is_crowding| {
-            awaits_answers(&Seen {
+    fn a_datagram_to_a_former_backend_is_answered() {
+        let lives = |protocol, reverse, awaits_answer, is_crowding| {
+            let seen = Seen {
                 protocol,
                 forward: SEEN,
-                reverse: 0,
-                has_backend,
+                reverse,
+                has_backend: false,
+                awaits_answer,
                 is_crowding,
-            })
+            };
+            life(&seen).as_secs()
         };
-        assert!(awaits(UDP, false, false));
-        assert!(!awaits(UDP, true, false), "its whole time is over");
-        assert!(!awaits(UDP, false, true), "others need the room");
-        assert!(!awaits(6, false, false), "TCP sends again");
+        assert_eq!(lives(17, SEEN, true, false), 30);
+        assert_eq!(lives(17, 0, true, false), 30);
+        assert_eq!(lives(17, SEEN, false, false), 0, "it was answered");
+        assert_eq!(lives(17, 0, true, true), 0, "others need the room");
+        assert_eq!(lives(6, SEEN, true, false), 300, "TCP sends again");
     }
 
     #[test]

@@ -27,7 +27,7 @@ use super::tables::{Hash, TableError, access, capacity, data, hash, lookup, lru,
 use super::walk::Walk;
 use crate::boot;
 pub use flows::FLOWS;
-use life::{Seen, UNANSWERED_DATAGRAM, awaits_answers, life};
+use life::{Seen, UNANSWERED_DATAGRAM, life};
 
 /// The shares of VPCs in FLOWS.
 const ROOM_OF_FLOWS: Shared = Shared::half_reserved(FLOWS_CAPACITY as usize);
@@ -167,16 +167,16 @@ impl Connections {
                 } else {
                     self.has_backend(&entry)?
                 },
+                awaits_answer: entry.index != NO_INDEX
+                    && answered.is_none_or(|answered| answered.time < entry.time),
                 is_crowding: before.share(entry.payer, ALL_CONNECTIONS) > limit,
             };
             let last = entry.time.max(answered.map_or(0, |answered| answered.time));
             let is_over = now.saturating_sub(Duration::from_nanos(last)) > life(&seen);
-            let has_left = !is_here(&endpoint(key.vni, own));
-            if doomed.len() < MAX_EXPIRED_PER_SCAN && (is_over || has_left) {
+            if doomed.len() < MAX_EXPIRED_PER_SCAN && (is_over || !is_here(&endpoint(key.vni, own))) {
                 scan.expired += 1;
-                let goes_back = has_left || !awaits_answers(&seen);
-                let back = goes_back.then(|| Looked::at(back, answered.as_ref()));
-                doomed.push((Looked::at(key, Some(&entry)), back));
+                let back = Looked::at(back, answered.as_ref());
+                doomed.push((Looked::at(key, Some(&entry)), Some(back)));
             } else {
                 scan.held += 1;
                 let mut count = |of| {
