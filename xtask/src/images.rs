@@ -117,8 +117,7 @@ impl Image<'_> {
         append(&mut archive, "oci-layout", &json(&layout)?, 0o644)?;
         append(&mut archive, "index.json", &json(&index)?, 0o644)?;
         for blob in [&layer, &config, &manifest] {
-            let name = digest(blob).replace("sha256:", "blobs/sha256/");
-            append(&mut archive, &name, blob, 0o644)?;
+            append(&mut archive, &blob_path(&digest(blob)), blob, 0o644)?;
         }
         archive.into_inner().context("closing the archive")
     }
@@ -219,6 +218,11 @@ pub fn digest(bytes: &[u8]) -> String {
     format!("sha256:{}", hex_digest(bytes))
 }
 
+/// Returns the path of a blob in an image layout.
+pub fn blob_path(digest: &str) -> String {
+    digest.replace("sha256:", "blobs/sha256/")
+}
+
 /// Returns the SHA-256 in hexadecimal.
 pub fn hex_digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
@@ -228,13 +232,30 @@ pub fn hex_digest(bytes: &[u8]) -> String {
     })
 }
 
+/// Makes images for tests.
+pub mod testing {
+    use super::Image;
+
+    /// Returns an image without files.
+    pub fn image() -> Image<'static> {
+        Image {
+            archive: "a.tar",
+            name: "example.test/a:1",
+            files: Vec::new(),
+            links: &[],
+            entrypoint: &["/a"],
+            command: &[],
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read;
 
     use serde_json::json;
 
-    use super::{Image, paths};
+    use super::{Image, paths, testing::image};
     use crate::platform::Platform;
 
     #[test]
@@ -249,15 +270,7 @@ mod tests {
 
     #[test]
     fn documents_are_as_the_specification_has_them() {
-        let image = Image {
-            archive: "a.tar",
-            name: "example.test/a:1",
-            files: Vec::new(),
-            links: &[],
-            entrypoint: &["/a"],
-            command: &[],
-        };
-        let bytes = image.archive_bytes(Platform::Arm64).unwrap();
+        let bytes = image().archive_bytes(Platform::Arm64).unwrap();
         let mut archive = tar::Archive::new(&bytes[..]);
         let texts: Vec<String> = archive
             .entries()
@@ -307,12 +320,10 @@ mod tests {
     fn the_same_files_make_the_same_archive() {
         let file = std::env::current_exe().unwrap();
         let image = Image {
-            archive: "a.tar",
-            name: "example.test/a:1",
             files: vec![(file, "/opt/deep/a".into())],
             links: &[("/a", "/opt/deep/a")],
             entrypoint: &["/opt/deep/a"],
-            command: &[],
+            ..image()
         };
         let first = image.archive_bytes(Platform::Amd64).unwrap();
         assert!(first == image.archive_bytes(Platform::Amd64).unwrap());

@@ -17,6 +17,7 @@ use super::{IMAGES, folder_beside, layout::Layout};
 use crate::{
     build::{Profile, step},
     cross, deps,
+    images::blob_path,
     platform::Platform,
 };
 
@@ -112,7 +113,7 @@ fn check_image(archive: &Path, programs: &[Start]) -> Result<()> {
 
 /// Unpacks the layers of a layout's only image.
 fn unpack(layout: &Path, root: &Path) -> Result<()> {
-    let blob = |digest: &str| layout.join(digest.replace("sha256:", "blobs/sha256/"));
+    let blob = |digest: &str| layout.join(blob_path(digest));
     let index = ImageIndex::from_file(layout.join("index.json")).context("reading the index")?;
     let manifest = index.manifests().first().context("an image")?;
     let manifest =

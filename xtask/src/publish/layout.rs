@@ -11,7 +11,7 @@ use oci_spec::image::{
 };
 
 use crate::{
-    images::{descriptor, digest, json},
+    images::{blob_path, descriptor, digest, json},
     platform::Platform,
 };
 
@@ -85,7 +85,7 @@ impl Layout {
 
     /// Adds a blob under its digest.
     pub fn blob(&self, bytes: &[u8]) -> Result<()> {
-        self.file(&digest(bytes).replace("sha256:", "blobs/sha256/"), bytes)
+        self.file(&blob_path(&digest(bytes)), bytes)
     }
 
     pub fn folder(&self) -> &Path {
@@ -98,58 +98,66 @@ impl Layout {
     }
 }
 
+/// Reads layouts in tests.
 #[cfg(test)]
-mod tests {
+pub mod testing {
     use serde_json::Value;
 
-    use super::*;
-    use crate::images::Image;
+    use super::{Layout, blob_path, fs};
 
-    fn read(layout: &Layout, name: &str) -> Value {
-        serde_json::from_slice(&fs::read(layout.folder().join(name)).unwrap()).unwrap()
+    /// Returns the index, which names the document that crane pushes.
+    pub fn index(layout: &Layout) -> Value {
+        let bytes = fs::read(layout.folder().join("index.json")).unwrap();
+        serde_json::from_slice(&bytes).unwrap()
     }
 
-    fn blob(layout: &Layout, digest: &Value) -> Value {
-        let name = digest.as_str().unwrap();
-        read(layout, &name.replace("sha256:", "blobs/sha256/"))
+    /// Returns the blob of a digest.
+    pub fn blob(layout: &Layout, digest: &Value) -> Vec<u8> {
+        let path = blob_path(digest.as_str().unwrap());
+        fs::read(layout.folder().join(path)).unwrap()
     }
+
+    /// Returns the blob of a digest, which is JSON.
+    pub fn document(layout: &Layout, digest: &Value) -> Value {
+        serde_json::from_slice(&blob(layout, digest)).unwrap()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        testing::{document, index},
+        *,
+    };
+    use crate::images::testing::image;
 
     #[test]
     fn one_index_names_the_image_of_each_platform() {
         let folder = std::env::temp_dir().join(format!("thuban-layout-{}", std::process::id()));
         let archives: Vec<(Platform, PathBuf)> = [Platform::Amd64, Platform::Arm64]
             .map(|platform| {
-                let image = Image {
-                    archive: "a.tar",
-                    name: "example.test/a:1",
-                    files: Vec::new(),
-                    links: &[],
-                    entrypoint: &["/a"],
-                    command: &[],
-                };
                 let archives = folder.join(platform.architecture());
-                (platform, image.write_for(platform, &archives).unwrap())
+                (platform, image().write_for(platform, &archives).unwrap())
             })
             .into();
 
         let layout = Layout::of(&archives, folder.join("both")).unwrap();
-        let root = read(&layout, "index.json");
+        let root = index(&layout);
         assert_eq!(root["manifests"].as_array().unwrap().len(), 1);
-        let index = blob(&layout, &root["manifests"][0]["digest"]);
-        assert_eq!(index["mediaType"], "application/vnd.oci.image.index.v1+json");
-        assert_eq!(index["manifests"].as_array().unwrap().len(), 2);
+        let both = document(&layout, &root["manifests"][0]["digest"]);
+        assert_eq!(both["mediaType"], "application/vnd.oci.image.index.v1+json");
+        assert_eq!(both["manifests"].as_array().unwrap().len(), 2);
         for (place, architecture) in ["amd64", "arm64"].iter().enumerate() {
-            let named = &index["manifests"][place];
+            let named = &both["manifests"][place];
             assert_eq!(named["platform"]["architecture"], *architecture);
             assert_eq!(named["platform"]["os"], "linux");
-            let manifest = blob(&layout, &named["digest"]);
-            let config = blob(&layout, &manifest["config"]["digest"]);
+            let manifest = document(&layout, &named["digest"]);
+            let config = document(&layout, &manifest["config"]["digest"]);
             assert_eq!(config["architecture"], *architecture);
         }
 
         let layout = Layout::of(&archives[1..], folder.join("one")).unwrap();
-        let root = read(&layout, "index.json");
-        let manifest = blob(&layout, &root["manifests"][0]["digest"]);
+        let manifest = document(&layout, &index(&layout)["manifests"][0]["digest"]);
         assert_eq!(manifest["layers"].as_array().unwrap().len(), 1);
 
         let one = layout.folder().to_path_buf();

@@ -15,7 +15,7 @@ use thuban_cluster::wait::wait_for;
 use super::{Destination, IMAGES, crane, layout::Layout, push, signature, without_registry};
 use crate::{
     build::Profile,
-    images::{Image, digest},
+    images::{digest, testing::image},
     load_balancers,
     platform::Platform,
 };
@@ -153,15 +153,7 @@ fn check_index(registry: &Registry, folder: &Path) -> Result<()> {
     let platforms = [Platform::Amd64, Platform::Arm64];
     let mut archives = Vec::new();
     for platform in platforms {
-        let image = Image {
-            archive: "both.tar",
-            name: "example.test/both:1",
-            files: Vec::new(),
-            links: &[],
-            entrypoint: &["/none"],
-            command: &[],
-        };
-        let path = image.write_for(platform, &folder.join(platform.architecture()))?;
+        let path = image().write_for(platform, &folder.join(platform.architecture()))?;
         archives.push((platform, path));
     }
     let destination = Destination {

@@ -162,6 +162,7 @@ mod tests {
     use serde_json::Value;
 
     use super::{
+        super::layout::testing::{blob, document, index},
         testing::{make_key, verify},
         *,
     };
@@ -174,11 +175,6 @@ mod tests {
         folder
     }
 
-    fn blob(layout: &Layout, digest: &Value) -> Vec<u8> {
-        let name = digest.as_str().unwrap().replace("sha256:", "blobs/sha256/");
-        fs::read(layout.folder().join(name)).unwrap()
-    }
-
     #[test]
     fn the_signature_is_of_the_digest_and_by_the_key() {
         let folder = folder("signature");
@@ -186,10 +182,7 @@ mod tests {
         make_key(&path, "P-256").unwrap();
         let key = Key::read(&path).unwrap();
         let layout = key.sign("example.test/a", SIGNED, folder.join("layout")).unwrap();
-        let index: Value =
-            serde_json::from_slice(&fs::read(layout.folder().join("index.json")).unwrap()).unwrap();
-        let manifest: Value =
-            serde_json::from_slice(&blob(&layout, &index["manifests"][0]["digest"])).unwrap();
+        let manifest = document(&layout, &index(&layout)["manifests"][0]["digest"]);
         let layer = &manifest["layers"][0];
         assert_eq!(layer["mediaType"], PAYLOAD_TYPE);
         let payload = blob(&layout, &layer["digest"]);
