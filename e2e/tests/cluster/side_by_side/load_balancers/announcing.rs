@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -11,17 +10,16 @@ use thuban_cluster::router::{ASN, NODES_ASN, Router};
 
 use super::fronts::{Connections, ensure_own_address};
 use super::vips::{self, Backends};
-use super::{Installed, Parts, ensure_pages_are_well_formed, pool};
+use super::{
+    Installed, Made, Parts, SOON, SYSTEM, TENANT, ensure_pages_are_well_formed, pool, wait_for_address,
+    wait_for_processes,
+};
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
 use crate::tenants::tenants;
 
-const SOON: Duration = Duration::from_mins(1);
-const TENANT: &str = "red";
 const NAME: &str = "announced";
 const POOL: &str = "announced";
-const SYSTEM: &str = "thuban-system";
 const PASSWORD: &str = "s3cret";
-const SECRET: [&str; 4] = ["secret", "-n", "thuban-bgp", "router"];
 
 fn service() -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME, "namespace": TENANT}, "spec": {
@@ -70,21 +68,6 @@ fn ensure_password_counts(cluster: &Cluster, router: &Router, address: IpAddr, n
     wait_for_next_hops(cluster, router, address, 0)?;
     set_password(cluster, PASSWORD)?;
     wait_for_next_hops(cluster, router, address, nodes)
-}
-
-/// The objects of the test, which go when this is dropped, the Service first.
-struct Made<'a>(&'a Cluster);
-
-impl Drop for Made<'_> {
-    fn drop(&mut self) {
-        let _ = delete(
-            self.0,
-            &["vip,service,pod", "-n", TENANT, "-l", "test=announcing", "--now"],
-        );
-        let _ = delete(self.0, &["bgppeer", "router"]);
-        let _ = delete(self.0, &SECRET);
-        let _ = delete(self.0, &["ippool", POOL, "inside"]);
-    }
 }
 
 fn vip(cluster: &Cluster) -> Result<Value> {
@@ -180,14 +163,16 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     let cluster = &tenants().cluster;
     let _installed = Installed::new(cluster, &Parts::All)?;
     let router = Router::start(cluster, Some(PASSWORD))?;
-    let _made = Made(cluster);
-    for workload in [
-        "deployment/thuban-cidrd",
-        "deployment/thuban-lbaasd",
-        "daemonset/thuban-speaker",
-    ] {
-        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
-    }
+    let _made = Made {
+        cluster,
+        label: "test=announcing",
+        needed: &[
+            &["bgppeer", "router"],
+            &["secret", "-n", "thuban-bgp", "router"],
+            &["ippool", POOL, "inside"],
+        ],
+    };
+    wait_for_processes(cluster)?;
     let admits_tenant = json!({"matchLabels": {"kubernetes.io/metadata.name": TENANT}});
     let terms = [
         ("allowedNamespaces", admits_tenant),
@@ -205,14 +190,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     for node in &nodes[..2] {
         running(cluster, TENANT, &format!("{NAME}-{node}"))?;
     }
-    let mut address = None;
-    cluster.wait_for("the Service's address", SOON, || {
-        let service = get(cluster, &["service", "-n", TENANT, NAME])?;
-        let ingress = &service["status"]["loadBalancer"]["ingress"][0];
-        address = ingress["ip"].as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
-        Ok(address.is_some())
-    })?;
-    let address = address.context("an address")?;
+    let address = wait_for_address(cluster, NAME)?;
     // All nodes serve it, for the nodes without a backend send connections on.
     ensure_password_counts(cluster, &router, address, nodes.len())?;
     let server = SocketAddr::new(address, 80);

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -13,35 +13,16 @@ use thuban_cluster::Cluster;
 use thuban_cluster::namespace::inside;
 use thuban_cluster::router::Router;
 
-use super::{Installed, Parts, pool};
+use super::{Installed, Made, Parts, SOON, TENANT, pool, wait_for_address, wait_for_processes};
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
 use crate::tenants::tenants;
 
-const SOON: Duration = Duration::from_mins(1);
 /// The goal is 3 s. Machines that run tests are busy.
 const TAKEOVER: Duration = Duration::from_secs(10);
-const TENANT: &str = "red";
 const NAME: &str = "on-link";
-const SYSTEM: &str = "thuban-system";
 const SPEAKER: &str = "thuban-speaker";
 /// The last byte of the first address of the pool, which no node has.
 const FIRST: u8 = 200;
-
-/// The objects of the test, which go when this is dropped, the Service first.
-struct Made<'a>(&'a Cluster);
-
-impl Drop for Made<'_> {
-    fn drop(&mut self) {
-        let _ = delete(
-            self.0,
-            &["service,pod", "-n", TENANT, "-l", "test=on-link", "--now"],
-        );
-        let _ = self
-            .0
-            .wait_for("the end of the Vip", SOON, || Ok(owner(self.0).is_err()));
-        let _ = delete(self.0, &["ippool", NAME]);
-    }
-}
 
 /// Returns the node that holds the Vip's addresses.
 fn owner(cluster: &Cluster) -> Result<Option<String>> {
@@ -101,14 +82,12 @@ fn a_neighbour_finds_the_owner_of_an_address_of_l2() -> Result<()> {
     let cluster = &tenants().cluster;
     let _installed = Installed::new(cluster, &Parts::All)?;
     let router = Router::start(cluster, None)?;
-    let _made = Made(cluster);
-    for workload in [
-        "deployment/thuban-cidrd",
-        "deployment/thuban-lbaasd",
-        "daemonset/thuban-speaker",
-    ] {
-        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
-    }
+    let _made = Made {
+        cluster,
+        label: "test=on-link",
+        needed: &[&["ippool", NAME]],
+    };
+    wait_for_processes(cluster)?;
     let [first, second, third, _] = cluster.gateway().octets();
     let range = format!("{}/29", Ipv4Addr::new(first, second, third, FIRST));
     let terms = [
@@ -125,14 +104,7 @@ fn a_neighbour_finds_the_owner_of_an_address_of_l2() -> Result<()> {
     made[0]["metadata"]["annotations"] = json!({"thuban.dev/ip-pool": NAME});
     apply(cluster, &made)?;
     running(cluster, TENANT, NAME)?;
-    let mut address = None;
-    cluster.wait_for("the Service's address", SOON, || {
-        let service = get(cluster, &["service", "-n", TENANT, NAME])?;
-        let ingress = &service["status"]["loadBalancer"]["ingress"][0];
-        address = ingress["ip"].as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
-        Ok(address.is_some())
-    })?;
-    let server = SocketAddr::new(address.context("an address")?, 80);
+    let server = SocketAddr::new(wait_for_address(cluster, NAME)?, 80);
     let neighbour = Neighbour(&router);
     cluster.wait_for("an answer", SOON, || Ok(neighbour.ask(server).is_ok()))?;
     let before = owner(cluster)?.context("an owner")?;

@@ -7,23 +7,28 @@ mod leases;
 mod link;
 mod vips;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::scrape::{addresses_of, ask, assert_well_formed};
-use crate::support::delete;
+use crate::support::{delete, get};
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../install/load-balancers");
 /// What processes make in the namespace of Thuban.
 const SECRETS: [[&str; 4]; 3] = [
-    ["secret", "-n", "thuban-system", "thuban-cidrd-ca"],
-    ["secret", "-n", "thuban-system", "thuban-lbaasd-ca"],
-    ["configmap", "-n", "thuban-system", "thuban-lbaasd-ca"],
+    ["secret", "-n", SYSTEM, "thuban-cidrd-ca"],
+    ["secret", "-n", SYSTEM, "thuban-lbaasd-ca"],
+    ["configmap", "-n", SYSTEM, "thuban-lbaasd-ca"],
 ];
 const NAMESPACE: &str = "default";
+/// The namespace of the tests with clients outside.
+const TENANT: &str = "red";
+const SYSTEM: &str = "thuban-system";
+const SOON: Duration = Duration::from_mins(1);
 /// The processes, and the ports of their metrics.
 const PAGES: [(&str, u16); 3] = [
     ("thuban-cidrd", 6087),
@@ -72,6 +77,55 @@ impl Drop for Installed<'_> {
             let _ = delete(self.0, &secret);
         }
     }
+}
+
+/// The objects of a test in the tenant's namespace, and the objects of the whole cluster that they need. They go when
+/// this is dropped, in this order.
+struct Made<'a> {
+    cluster: &'a Cluster,
+    /// The label of the objects in the namespace.
+    label: &'static str,
+    /// The other objects, each as kubectl's words.
+    needed: &'static [&'static [&'static str]],
+}
+
+impl Drop for Made<'_> {
+    fn drop(&mut self) {
+        let labelled = ["vip,service,pod", "-n", TENANT, "-l", self.label, "--now"];
+        let _ = delete(self.cluster, &labelled);
+        // lbaasd deletes the Vips that it made for Services.
+        let _ = self.cluster.wait_for("the end of the Vips", SOON, || {
+            let vips = get(self.cluster, &["vip", "-n", TENANT])?;
+            Ok(vips["items"].as_array().is_some_and(Vec::is_empty))
+        });
+        for objects in self.needed {
+            let _ = delete(self.cluster, objects);
+        }
+    }
+}
+
+/// Waits until all processes run.
+fn wait_for_processes(cluster: &Cluster) -> Result<()> {
+    for workload in [
+        "deployment/thuban-cidrd",
+        "deployment/thuban-lbaasd",
+        "daemonset/thuban-speaker",
+    ] {
+        cluster.kubectl(&["rollout", "status", "-n", SYSTEM, workload, "--timeout=120s"])?;
+    }
+    Ok(())
+}
+
+/// Waits until the tenant's Service has an address, and returns the address.
+fn wait_for_address(cluster: &Cluster, service: &str) -> Result<IpAddr> {
+    let mut address = None;
+    cluster.wait_for("the Service's address", SOON, || {
+        let service = get(cluster, &["service", "-n", TENANT, service])?;
+        let ingress = &service["status"]["loadBalancer"]["ingress"][0];
+        address = ingress["ip"].as_str().and_then(|ip| ip.parse::<IpAddr>().ok());
+        Ok(address.is_some())
+    })?;
+    address.context("an address")
 }
 
 /// Asserts that each process that runs has a page of metrics to which Prometheus' own tool has no objection.

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
 use std::process::Command;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -13,9 +12,8 @@ use thuban_cluster::router::Router;
 use crate::actor::Actor;
 use crate::support::{PORT, REACHED, apply, binary, condition, delete, get, http_hostname_at, running};
 
+use super::SOON;
 use super::announcing::{answers, wait_for_next_hops};
-
-const SOON: Duration = Duration::from_mins(1);
 
 /// The Service whose pods answer, and what the test makes of it.
 pub struct Backends<'a> {
