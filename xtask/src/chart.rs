@@ -10,9 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use serde_json::json;
-use thuban_cluster::Cluster;
+use thuban_cluster::{Cluster, command::output};
 
 use crate::{build::root, images, install, manifests, uninstall};
 
@@ -31,20 +31,12 @@ const REQUIRED: &str = "KUBERNETES_SERVICE_HOST";
 
 /// Returns what Helm said of a release in this namespace, or why it failed.
 pub fn helm(cluster: &Cluster, namespace: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(manifests::helm()?)
-        .env("KUBECONFIG", cluster.instance().kubeconfig())
-        .args(arguments)
-        .args(["--namespace", namespace])
-        .output()
-        .context("starting helm")?;
-    if !output.status.success() {
-        bail!(
-            "helm {}: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    output(
+        Command::new(manifests::helm()?)
+            .env("KUBECONFIG", cluster.instance().kubeconfig())
+            .args(arguments)
+            .args(["--namespace", namespace]),
+    )
 }
 
 /// Runs the test. Leaves the cluster without Thuban.

@@ -15,6 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use thuban_cluster::command::output;
 
 use crate::{
     build::{self, Profile, cargo, cargo_at, root, run_command, step, stripped_for},
@@ -255,18 +256,12 @@ impl Debian {
 
 /// Returns the libraries that a program or a library names.
 fn needed(binary: &Path) -> Result<Vec<String>> {
-    let output = Command::new("readelf")
-        .args(["--dynamic", "--wide"])
-        .arg(binary)
-        .env("LC_ALL", "C")
-        .output()
-        .context("starting readelf")?;
-    ensure!(
-        output.status.success(),
-        "readelf: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    let listed = String::from_utf8_lossy(&output.stdout);
+    let listed = output(
+        Command::new("readelf")
+            .args(["--dynamic", "--wide"])
+            .arg(binary)
+            .env("LC_ALL", "C"),
+    )?;
     Ok(names(&listed).map(str::to_owned).collect())
 }
 

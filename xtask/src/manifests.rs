@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use serde::Deserialize;
 use serde_json::{Number, Value};
 use serde_yaml_ng::Deserializer;
+use thuban_cluster::command::output;
 
 use crate::{
     build::{root, run_command},
@@ -238,16 +239,6 @@ fn first_difference(path: &str, made: &Value, rendered: &Value) -> Option<String
         }
         _ => (made != rendered).then(|| format!("{path} is {made} by kustomize and {rendered} by Helm")),
     }
-}
-
-/// Returns what a command prints; its messages are the error if it fails.
-fn output(command: &mut Command) -> Result<String> {
-    let output = command
-        .output()
-        .with_context(|| format!("starting {command:?}"))?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "{command:?}: {}", said.trim());
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Has a file have this text. With `source`, only compares, and names the source and its command.

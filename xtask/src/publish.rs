@@ -9,8 +9,9 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use clap::Subcommand;
+use thuban_cluster::command::output;
 
 use self::{layout::Layout, signature::Key};
 use crate::{
@@ -133,14 +134,8 @@ impl Destination<'_> {
         if self.insecure {
             command.arg("--insecure");
         }
-        let output = command.output().context("starting crane")?;
-        if !output.status.success() {
-            bail!(
-                "pushing {target}: {}",
-                String::from_utf8_lossy(&output.stderr).trim()
-            );
-        }
-        let pushed = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let pushed = output(&mut command)?;
+        let pushed = pushed.trim();
         let (_, digest) = pushed
             .rsplit_once('@')
             .with_context(|| format!("no digest in {pushed:?}"))?;

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
-use thuban_cluster::{Cluster, Instance};
+use thuban_cluster::{Cluster, Instance, command::output};
 
 use crate::{
     build::{self, Profile, root, run_command, step},
@@ -131,18 +131,8 @@ impl Drop for Tree {
 }
 
 fn git(arguments: &[&str]) -> Result<String> {
-    let output = Command::new("git")
-        .current_dir(root())
-        .args(arguments)
-        .output()
-        .context("starting git")?;
-    ensure!(
-        output.status.success(),
-        "git {}: {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+    let printed = output(Command::new("git").current_dir(root()).args(arguments))?;
+    Ok(printed.trim().to_owned())
 }
 
 fn upgrade_and_roll_back(tree: &Tree) -> Result<()> {

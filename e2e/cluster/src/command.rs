@@ -9,15 +9,26 @@ use anyhow::{Context, Result, anyhow, bail};
 
 /// Runs a command to its end and returns its standard output.
 pub fn output(command: &mut Command) -> Result<String> {
-    let output = command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("starting {}", shown(command)))?;
-    finish(command, &output)
+    Ok(String::from_utf8_lossy(&bytes(command)?).into_owned())
 }
 
 /// Does the same as [`output`], with `input` on standard input.
 pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
+    let printed = bytes_with_input(command, input.as_bytes())?;
+    Ok(String::from_utf8_lossy(&printed).into_owned())
+}
+
+/// Does the same as [`output`], where the output need not be text.
+pub fn bytes(command: &mut Command) -> Result<Vec<u8>> {
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .with_context(|| format!("starting {}", shown(command)))?;
+    finish(command, output)
+}
+
+/// Does the same as [`bytes`], with `input` on standard input.
+pub fn bytes_with_input(command: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
     command
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -29,7 +40,7 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
         .stdin
         .take()
         .ok_or_else(|| anyhow!("no pipe to {}", shown(command)))?;
-    let input = input.as_bytes().to_vec();
+    let input = input.to_vec();
     let writer = std::thread::spawn(move || pipe.write_all(&input));
     let output = child
         .wait_with_output()
@@ -38,9 +49,9 @@ pub fn output_with_input(command: &mut Command, input: &str) -> Result<String> {
     let written = writer
         .join()
         .map_err(|_| anyhow!("writing to {}", shown(command)))?;
-    let text = finish(command, &output)?;
+    let printed = finish(command, output)?;
     written.with_context(|| format!("writing to {}", shown(command)))?;
-    Ok(text)
+    Ok(printed)
 }
 
 /// Runs `program` with `arguments` to its end.
@@ -48,7 +59,7 @@ pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
     output(Command::new(program).args(arguments))
 }
 
-fn finish(command: &Command, output: &Output) -> Result<String> {
+fn finish(command: &Command, output: Output) -> Result<Vec<u8>> {
     if !output.status.success() {
         let error = String::from_utf8_lossy(&output.stderr);
         let said = if error.trim().is_empty() {
@@ -58,7 +69,7 @@ fn finish(command: &Command, output: &Output) -> Result<String> {
         };
         bail!("{}: {}: {}", shown(command), output.status, said.trim());
     }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    Ok(output.stdout)
 }
 
 fn shown(command: &Command) -> String {

@@ -7,7 +7,7 @@
 
 pub mod bare;
 mod cgroups;
-mod command;
+pub mod command;
 mod control_plane;
 mod handle;
 mod instance;

@@ -3,15 +3,11 @@
 //! This shows that programs and libraries are there and fit. qemu's user mode has neither BPF nor nf_tables, so the
 //! data plane is not tried.
 
-use std::{
-    fs,
-    io::Write,
-    path::Path,
-    process::{Command, Stdio},
-};
+use std::{fs, path::Path, process::Command};
 
 use anyhow::{Context, Result, ensure};
 use oci_spec::image::{ImageIndex, ImageManifest};
+use thuban_cluster::command::output_with_input;
 
 use super::{IMAGES, folder_beside, layout::Layout};
 use crate::{
@@ -130,28 +126,11 @@ fn unpack(layout: &Path, root: &Path) -> Result<()> {
 
 /// Starts a program of an image by qemu, and returns what it printed.
 fn printed(start: &Start, root: &Path) -> Result<String> {
-    let mut child = Command::new("qemu-aarch64")
-        .arg("-L")
+    let mut qemu = Command::new("qemu-aarch64");
+    qemu.arg("-L")
         .arg(root)
         .arg(root.join(start.program))
         .args(start.arguments)
-        .envs(start.environment.iter().copied())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("starting qemu-aarch64")?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // A program that reads nothing may have ended.
-        let _ = stdin.write_all(start.input.as_bytes());
-    }
-    let output = child.wait_with_output().context("waiting for qemu-aarch64")?;
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    ensure!(
-        output.status.success(),
-        "{}: {text}{}",
-        output.status,
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(text)
+        .envs(start.environment.iter().copied());
+    output_with_input(&mut qemu, start.input)
 }

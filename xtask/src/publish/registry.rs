@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
-use thuban_cluster::wait::wait_for;
+use thuban_cluster::{command::bytes, wait::wait_for};
 
 use super::{Destination, IMAGES, crane, layout::Layout, push, signature, without_registry};
 use crate::{
@@ -61,17 +61,11 @@ impl Registry {
 
     /// Returns what crane prints of an image: its `manifest`, its `config`, or a `blob`.
     fn read(&self, what: &[&str], reference: &str) -> Result<Vec<u8>> {
-        let output = Command::new(&self.crane)
-            .args(what)
-            .args(["--insecure", &format!("{}/thuban/{reference}", self.address)])
-            .output()
-            .context("starting crane")?;
-        ensure!(
-            output.status.success(),
-            "{reference}: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-        Ok(output.stdout)
+        bytes(
+            Command::new(&self.crane)
+                .args(what)
+                .args(["--insecure", &format!("{}/thuban/{reference}", self.address)]),
+        )
     }
 
     fn manifest(&self, reference: &str) -> Result<Value> {

@@ -6,8 +6,9 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
+use thuban_cluster::command::bytes;
 
 use crate::{
     build::{self, Profile, cargo, root},
@@ -26,19 +27,14 @@ pub fn write() -> Result<PathBuf> {
 
 /// Returns the crates of the images' binaries, those of build scripts and macros included.
 fn sbom() -> Result<Value> {
-    let output = cargo()
-        .current_dir(root())
-        .args(["metadata", "--format-version=1", "--locked"])
-        .args(["--filter-platform", Platform::Amd64.target()])
-        .args(["--filter-platform", Platform::Arm64.target()])
-        .output()
-        .context("starting cargo metadata")?;
-    ensure!(
-        output.status.success(),
-        "cargo metadata: {}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("reading cargo metadata")?;
+    let metadata = bytes(
+        cargo()
+            .current_dir(root())
+            .args(["metadata", "--format-version=1", "--locked"])
+            .args(["--filter-platform", Platform::Amd64.target()])
+            .args(["--filter-platform", Platform::Arm64.target()]),
+    )?;
+    let metadata: Value = serde_json::from_slice(&metadata).context("reading cargo metadata")?;
     let used = used(&metadata);
     let packages = metadata["packages"].as_array().into_iter().flatten();
     let packages: Vec<Value> = packages

@@ -5,15 +5,15 @@
 //! that does.
 
 use std::{
-    io::Write,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::Command,
 };
 
 use anyhow::{Context, Result, ensure};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use oci_spec::image::MediaType;
 use serde_json::json;
+use thuban_cluster::command::{bytes, bytes_with_input};
 
 use super::layout::Layout;
 use crate::images::digest;
@@ -38,7 +38,7 @@ impl Key {
             .args(["pkey", "-in"])
             .arg(path)
             .args(["-pubout", "-outform", "DER"]);
-        let public = output(&mut public, &[])
+        let public = bytes(&mut public)
             .with_context(|| format!("reading {}, which must be a private key in PEM", path.display()))?;
         ensure!(
             public.get(2..2 + P256.len()) == Some(P256.as_slice()),
@@ -54,7 +54,7 @@ impl Key {
         let payload = payload(repository, signed)?;
         let mut sign = Command::new("openssl");
         sign.args(["dgst", "-sha256", "-sign"]).arg(&self.0);
-        let signature = output(&mut sign, &payload)
+        let signature = bytes_with_input(&mut sign, &payload)
             .with_context(|| format!("signing {signed} with {}", self.0.display()))?;
         let config = serde_json::to_vec(&json!({
             "architecture": "", "os": "", "config": {},
@@ -96,32 +96,11 @@ fn payload(repository: &str, signed: &str) -> Result<Vec<u8>> {
     Ok(serde_json::to_vec(&claim)?)
 }
 
-/// Runs openssl with an input; returns what it printed.
-fn output(openssl: &mut Command, input: &[u8]) -> Result<Vec<u8>> {
-    let mut child = openssl
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .context("starting openssl")?;
-    if let Some(mut stdin) = child.stdin.take() {
-        // An openssl that ends before it has read everything says why.
-        let _ = stdin.write_all(input);
-    }
-    let output = child.wait_with_output().context("waiting for openssl")?;
-    ensure!(
-        output.status.success(),
-        "openssl: {}",
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(output.stdout)
-}
-
 /// Makes keys and checks signatures, for tests.
 pub mod testing {
     use std::fs;
 
-    use super::{BASE64_STANDARD, Command, Context, Engine, Path, Result, output};
+    use super::{BASE64_STANDARD, Command, Context, Engine, Path, Result, bytes, bytes_with_input};
 
     /// Makes a private key of a curve.
     pub fn make_key(path: &Path, curve: &str) -> Result<()> {
@@ -130,7 +109,7 @@ pub mod testing {
             .arg(format!("ec_paramgen_curve:{curve}"))
             .arg("-out")
             .arg(path);
-        output(&mut make, &[]).map(drop)
+        bytes(&mut make).map(drop)
     }
 
     /// Fails if the signature, in base64, is not that of the payload by this key. `folder`: for files on the way.
@@ -142,7 +121,7 @@ pub mod testing {
             .arg(key)
             .args(["-pubout", "-out"])
             .arg(&public);
-        output(&mut export, &[])?;
+        bytes(&mut export)?;
         let raw = folder.join("signature");
         fs::write(&raw, BASE64_STANDARD.decode(signature)?).context("writing the signature")?;
         let mut verify = Command::new("openssl");
@@ -151,7 +130,7 @@ pub mod testing {
             .arg(&public)
             .arg("-signature")
             .arg(&raw);
-        output(&mut verify, payload).map(drop)
+        bytes_with_input(&mut verify, payload).map(drop)
     }
 }
 

@@ -6,7 +6,8 @@ use std::{
     process::Command,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use thuban_cluster::command::bytes;
 
 use super::initramfs::Root;
 use crate::build::run_command;
@@ -25,13 +26,8 @@ impl Kernel {
     pub fn add_modules(&self, root: &Root, modules: &[&str]) -> Result<()> {
         for (number, module) in modules.iter().enumerate() {
             let packed = self.modules.join(module);
-            let unpacked = Command::new("xz")
-                .arg("-dc")
-                .arg(&packed)
-                .output()
-                .context("starting xz")?;
-            ensure!(unpacked.status.success(), "unpacking {}", packed.display());
-            root.file(&format!("/modules/{number}.ko"), &unpacked.stdout)?;
+            let unpacked = bytes(Command::new("xz").arg("-dc").arg(&packed))?;
+            root.file(&format!("/modules/{number}.ko"), &unpacked)?;
         }
         Ok(())
     }
