@@ -3,16 +3,13 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use anyhow::Result;
+use thuban_cluster::command::run;
 use thuban_common::tables::{
     AttachmentEntry, CONFIG_TRANSIT_AT_XDP, ConfigEntry, DropletEntry, GATEWAY_MAC, HOST_SOURCE_V6,
     LOCAL_TAKES_XDP, LocalEntry, RemoteRow, SubnetEntry, VpcEntry,
 };
 
-use super::{
-    ENCAPSULATION, Transit, UNDERLAY_MTU, Underlay,
-    namespace::{Namespace, run},
-    traffic::End,
-};
+use super::{ENCAPSULATION, Transit, UNDERLAY_MTU, Underlay, namespace::Namespace, traffic::End};
 use crate::programs::{Lent, key};
 
 /// Offloads that must be off at a sender whose receiver has XDP. GRO is asked for, because attaching XDP at the far end

@@ -3,12 +3,14 @@
 use std::{
     fs::{self, File},
     path::{Path, PathBuf},
-    process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use anyhow::{Context, Result, bail};
-use thuban_cluster::namespace::{self, inside};
+use anyhow::{Context, Result};
+use thuban_cluster::{
+    command::run,
+    namespace::{self, inside},
+};
 
 const PREFIX: &str = "thubanrig";
 static NEXT: AtomicU32 = AtomicU32::new(0);
@@ -78,22 +80,6 @@ impl Drop for Namespace {
             eprintln!("{error:#}");
         }
     }
-}
-
-/// Runs a program and returns its output.
-pub fn run(program: &str, arguments: &[&str]) -> Result<String> {
-    let output = Command::new(program)
-        .args(arguments)
-        .output()
-        .with_context(|| program.to_owned())?;
-    if !output.status.success() {
-        bail!(
-            "{program} {}: {}",
-            arguments.join(" "),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 /// Removes namespaces of processes that are gone.

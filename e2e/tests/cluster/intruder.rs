@@ -2,10 +2,10 @@
 
 use std::fs::File;
 use std::net::Ipv4Addr;
-use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
+use thuban_cluster::command::run;
 use thuban_cluster::namespace::inside;
 
 pub struct Intruder {
@@ -16,11 +16,7 @@ pub struct Intruder {
 }
 
 fn ip(arguments: &[&str]) -> Result<()> {
-    let output = Command::new("ip").args(arguments).output()?;
-    if !output.status.success() {
-        bail!("ip {arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-    Ok(())
+    run("ip", arguments).map(drop)
 }
 
 impl Intruder {

@@ -11,16 +11,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use thuban_cluster::wait::wait_until;
+use thuban_cluster::{command::run as command, wait::wait_until};
 use thuban_common::tables::{
     LAYOUT_VERSION, RemoteRow, SUBNET_BOUNCER_HERE, SubnetEntry, VPC_DIVIDER_HERE, VpcEntry,
 };
 use thuban_e2e::{
     programs::{members, object},
-    rig::{
-        droplet::{Droplet, Pod, address6},
-        namespace::run as command,
-    },
+    rig::droplet::{Droplet, Pod, address6},
 };
 use transitd::{
     dataplane::{

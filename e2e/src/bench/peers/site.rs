@@ -1,10 +1,10 @@
 //! One peer's cluster, with the pods between which packets are sent.
 
-use std::{net::Ipv4Addr, process::Command, time::Duration};
+use std::{net::Ipv4Addr, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use serde_json::{Value, json};
-use thuban_cluster::Cluster;
+use thuban_cluster::{Cluster, command::run};
 
 use super::{Parts, peer::Peer};
 use crate::bench::{
@@ -109,13 +109,8 @@ fn make_service(cluster: &Cluster, server: &Pod) -> Result<Ipv4Addr> {
 
 /// Describes a pod's link.
 fn link(pod: &Pod) -> Result<String> {
-    let output = Command::new("nsenter")
-        .arg(format!("--net={}", pod.namespace().display()))
-        .args(["ip", "-o", "link", "show", "dev", "eth0"])
-        .output()
-        .context("starting nsenter")?;
-    let text = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.success(), "the pod has no eth0");
+    let network = format!("--net={}", pod.namespace().display());
+    let text = run("nsenter", &[&network, "ip", "-o", "link", "show", "dev", "eth0"])?;
     let mtu = text.split_whitespace().skip_while(|word| *word != "mtu").nth(1);
     Ok(format!("MTU of pods: {}", mtu.context("no MTU")?))
 }

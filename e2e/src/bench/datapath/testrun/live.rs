@@ -11,13 +11,12 @@
 use std::{
     fs,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    process::Command,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use thuban_cluster::wait::wait_until;
+use thuban_cluster::{command::run, wait::wait_until};
 use thuban_common::{counters::Counter, tables::ConfigEntry};
 
 use super::{
@@ -174,16 +173,8 @@ impl Case for LiveCase {
 /// Moves an interface's receiving to a kernel thread on one core.
 fn serve(namespace: &Namespace, interface: &str, core: usize) -> Result<()> {
     let script = format!("echo 1 >/sys/class/net/{interface}/threaded");
-    let output = Command::new("ip")
-        .args(["netns", "exec", namespace.name(), "sh", "-c", &script])
-        .output()
-        .context("ip netns exec")?;
-    let error = String::from_utf8_lossy(&output.stderr);
-    ensure!(
-        output.status.success(),
-        "threaded NAPI of {interface}: {}",
-        error.trim()
-    );
+    run("ip", &["netns", "exec", namespace.name(), "sh", "-c", &script])
+        .with_context(|| format!("threaded NAPI of {interface}"))?;
     let prefix = format!("napi/{interface}-");
     let what = format!("a kernel thread that serves {interface}");
     wait_until(&what, Duration::from_secs(1), Duration::from_millis(20), || {

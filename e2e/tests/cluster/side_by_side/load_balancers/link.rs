@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
+use thuban_cluster::command::output;
 use thuban_cluster::namespace::inside;
 use thuban_cluster::router::Router;
 
@@ -59,9 +60,7 @@ impl Neighbour<'_> {
     fn ip(&self, arguments: &[&str]) -> Result<String> {
         let namespace = self.0.path();
         let name = namespace.file_name().context("a name")?;
-        let output = Command::new("ip").arg("-n").arg(name).args(arguments).output()?;
-        ensure!(output.status.success(), "ip {arguments:?}: {output:?}");
-        Ok(String::from_utf8(output.stdout)?)
+        output(Command::new("ip").arg("-n").arg(name).args(arguments))
     }
 
     /// Returns the Ethernet address of who answers ARP now.
