@@ -27,10 +27,17 @@ pub mod table;
 pub mod traffic;
 pub mod transitd;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
+use thuban_cluster::wait::wait_until;
+
+/// The pause between two questions of a wait.
+const PAUSE: Duration = Duration::from_millis(100);
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
@@ -42,6 +49,31 @@ extern "C" fn interrupt(_signal: i32) {
 pub fn go_on() -> Result<()> {
     ensure!(!INTERRUPTED.load(Ordering::Relaxed), "interrupted");
     Ok(())
+}
+
+/// Asks until there is an answer, with a pause after each failure. An error of `go_on` ends the wait at once. The error
+/// has that of the last question, too.
+pub fn wait_for_answer<T>(
+    what: &str,
+    patience: Duration,
+    mut go_on: impl FnMut() -> Result<()>,
+    mut ask: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let mut last = None;
+    let waited = wait_until(what, patience, PAUSE, || {
+        go_on()?;
+        match ask() {
+            Ok(answer) => Ok(Some(answer)),
+            Err(error) => {
+                last = Some(error);
+                Ok(None)
+            }
+        }
+    });
+    waited.map_err(|waited| match last {
+        Some(error) => error.context(waited),
+        None => waited,
+    })
 }
 
 /// Makes Ctrl-C end the run in order, so that everything that the run made is removed.
@@ -63,4 +95,40 @@ pub fn catch_interrupts() -> Result<()> {
 #[allow(clippy::cast_precision_loss)]
 pub const fn float(count: u64) -> f64 {
     count as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use anyhow::bail;
+
+    use super::wait_for_answer;
+
+    #[test]
+    fn a_wait_in_vain_says_the_last_error() {
+        let waited = wait_for_answer::<()>("an answer", Duration::ZERO, || Ok(()), || bail!("refused"));
+        assert_eq!(
+            format!("{:#}", waited.unwrap_err()),
+            "waited 0 s for an answer: refused"
+        );
+    }
+
+    #[test]
+    fn an_interrupt_ends_a_wait_at_once() {
+        let mut asked = 0;
+        let mut goes_on = true;
+        let go_on = || {
+            if !std::mem::take(&mut goes_on) {
+                bail!("interrupted");
+            }
+            Ok(())
+        };
+        let waited = wait_for_answer::<()>("an answer", Duration::from_mins(1), go_on, || {
+            asked += 1;
+            bail!("refused")
+        });
+        assert_eq!(format!("{:#}", waited.unwrap_err()), "interrupted: refused");
+        assert_eq!(asked, 1);
+    }
 }

@@ -3,12 +3,7 @@
 //! Connections come by routes to all nodes, and go to servers on all nodes. A stream and datagrams are one flow, which
 //! one node takes: they come by one node and go to a server on another, for all cases alike.
 
-use std::{
-    net::Ipv4Addr,
-    path::PathBuf,
-    slice, thread,
-    time::{Duration, Instant},
-};
+use std::{net::Ipv4Addr, path::PathBuf, slice, thread, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use thuban_cluster::NODES;
@@ -26,7 +21,7 @@ use crate::bench::{
     results::{Results, Sample},
     services::{
         kube_proxy::KubeProxy,
-        traffic::{self, ANSWERS, Taken, Target, ask, connections},
+        traffic::{self, ANSWERS, Taken, Target, connections, wait_for_answers, warm_up},
     },
     stats::quantile,
     table::number,
@@ -35,8 +30,6 @@ use crate::bench::{
 
 /// Clients at once where connections a second are counted.
 const WORKERS: usize = 8;
-/// Requests to each target before anything is measured.
-const WARM_UP: usize = 50;
 /// The pause after each measure, for other work of the machine.
 const REST: Duration = Duration::from_millis(300);
 const READY_TIMEOUT: Duration = Duration::from_mins(2);
@@ -234,25 +227,12 @@ fn listens(site: &Site) -> Result<Vec<Listen>> {
     ])
 }
 
-/// Waits until each target answers.
+/// Waits until each target answers; all have been used then.
 fn answering(case: &Case) -> Result<()> {
-    let start = Instant::now();
-    for target in &case.targets {
-        while let Err(error) = case.site.client.run(|| ask(target, Duration::from_millis(500))) {
-            if start.elapsed() > READY_TIMEOUT {
-                return Err(error).with_context(|| format!("{} does not answer", target.address));
-            }
-            go_on()?;
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
-    case.site.client.run(|| {
-        for target in case.targets.iter().cycle().take(case.targets.len() * WARM_UP) {
-            // A failure is told by the measures.
-            let _ = ask(target, Duration::from_millis(500));
-        }
-        Ok(())
-    })
+    let client = &case.site.client;
+    wait_for_answers(client, &case.targets, READY_TIMEOUT, go_on)?;
+    let all: Vec<&Target> = case.targets.iter().collect();
+    warm_up(client, &all)
 }
 
 fn traffic(case: &Case, time: Duration) -> Result<Vec<Sample>> {

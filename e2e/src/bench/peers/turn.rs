@@ -14,6 +14,7 @@ use crate::bench::{
     pods::NODES,
     results::Sample,
     traffic::{Ends, Measure},
+    wait_for_answer,
 };
 
 /// The time after a pause until the control plane has caught up.
@@ -99,17 +100,9 @@ fn tunnelled(site: &Site) -> Result<Option<u64>> {
 
 /// Waits until the server answers.
 fn answering(ends: Ends) -> Result<()> {
-    let start = Instant::now();
-    loop {
-        go_on()?;
-        match Measure::RoundTrips.run(ends, Duration::from_millis(200)) {
-            Ok(_) => return Ok(()),
-            Err(error) if start.elapsed() > READY_TIMEOUT => {
-                return Err(error).with_context(|| format!("{} does not answer", ends.address));
-            }
-            Err(_) => thread::sleep(Duration::from_millis(200)),
-        }
-    }
+    let what = format!("an answer of {}", ends.address);
+    let ask = || Measure::RoundTrips.run(ends, Duration::from_millis(200));
+    wait_for_answer(&what, READY_TIMEOUT, go_on, ask).map(drop)
 }
 
 fn traffic(site: &Site, time: Duration) -> Result<Vec<Sample>> {

@@ -36,12 +36,17 @@ use crate::bench::{
     pods::Pod,
     process::{CLIENT_CORE, SERVER_CORE, pin, prefer},
     stats::sorted,
+    wait_for_answer,
 };
 
 pub const ANSWERS: u16 = 7000;
 pub const SINK: u16 = 7001;
 /// How long a connection may take. Longer than the kernel's first repetition of a lost SYN.
 const WAIT: Duration = Duration::from_secs(3);
+/// How long a connection may take before anything is measured.
+const FIRST_WAIT: Duration = Duration::from_millis(500);
+/// Requests to each target before anything is measured.
+const FIRST_REQUESTS: usize = 50;
 /// How long it takes until caches and windows are stable.
 const WARM_UP: Duration = Duration::from_millis(300);
 const BLOCK: usize = 128 << 10;
@@ -192,6 +197,35 @@ pub fn ask(target: &Target, within: Duration) -> Result<u8> {
     ensure!(stream.read(&mut answer)? == 1, "no answer");
     ensure!(stream.read(&mut answer[1..])? == 0, "more than an answer");
     Ok(answer[0])
+}
+
+/// Waits until all targets answer the client. An error of `go_on` ends the wait at once.
+pub fn wait_for_answers<'a>(
+    client: &Pod,
+    targets: impl IntoIterator<Item = &'a Target>,
+    patience: Duration,
+    mut go_on: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let start = Instant::now();
+    for target in targets {
+        let what = format!("an answer of {}", target.address);
+        let patience = patience.saturating_sub(start.elapsed());
+        wait_for_answer(&what, patience, &mut go_on, || {
+            client.run(|| ask(target, FIRST_WAIT))
+        })?;
+    }
+    Ok(())
+}
+
+/// Asks each target several times, so that rows that are made at the first use exist.
+pub fn warm_up(client: &Pod, targets: &[&Target]) -> Result<()> {
+    client.run(|| {
+        for target in targets.iter().cycle().take(targets.len() * FIRST_REQUESTS) {
+            // A failure is told by the measures.
+            let _ = ask(target, FIRST_WAIT);
+        }
+        Ok(())
+    })
 }
 
 /// Connections of one measure.

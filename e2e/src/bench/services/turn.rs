@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, ensure};
 use thuban_cluster::NODES;
 use tokio::runtime::Runtime;
 
@@ -16,7 +16,7 @@ use super::{
     kube_proxy::KubeProxy,
     memory,
     site::Site,
-    traffic::{Target, ask, connections, throughput},
+    traffic::{Target, connections, throughput, wait_for_answers, warm_up},
 };
 use crate::bench::{
     float, go_on,
@@ -49,8 +49,6 @@ impl Contestant {
 /// Clients at once where connections a second are counted.
 const WORKERS: usize = 8;
 const STREAMS: usize = 4;
-/// Requests to each Service and backend before anything is measured, so that rows that are made at the first use exist.
-const WARM_UP: usize = 50;
 const READY_TIMEOUT: Duration = Duration::from_mins(5);
 /// The pause after each measure, for other work that waits on this machine, such as the control plane.
 const REST: Duration = Duration::from_millis(300);
@@ -72,7 +70,7 @@ pub fn take(
     match contestant {
         Contestant::Thuban => {
             let before = counters(site)?;
-            answering(site, None, || true)?;
+            answering(site, None, go_on)?;
             measure(site, plan, &mut samples)?;
             let effects = change::effects(site, runtime, plan.changes, PAUSE_THUBAN)?;
             samples.changes(&effects);
@@ -94,7 +92,13 @@ pub fn take(
         Contestant::KubeProxy(mode) => {
             let start = Instant::now();
             let mut proxy = KubeProxy::start(&site.cluster, &parts.kube_proxy, mode, &pods::NODES)?;
-            answering(site, site.made.last.as_ref(), || proxy.is_running())?;
+            answering(site, site.made.last.as_ref(), || {
+                ensure!(
+                    proxy.is_running(),
+                    "kube-proxy has ended: see logs/kube-proxy-*.log in the cluster's folder"
+                );
+                go_on()
+            })?;
             samples.add("start_s", "s", start.elapsed().as_secs_f64());
             // kube-proxy writes all rules once more when it has seen its own node.
             thread::sleep(Duration::from_secs(2));
@@ -113,33 +117,11 @@ fn counters(site: &Site) -> Result<std::collections::BTreeMap<String, u64>> {
 }
 
 /// Waits until all used Services, and another one, answer; everything has been used then.
-fn answering(site: &Site, other: Option<&Target>, mut is_running: impl FnMut() -> bool) -> Result<()> {
-    let start = Instant::now();
-    for target in site.made.targets().chain(other) {
-        loop {
-            let client = &site.pods.client;
-            let answer = client.run(|| ask(target, Duration::from_millis(500)));
-            if answer.is_ok() {
-                break;
-            }
-            if !is_running() {
-                bail!("kube-proxy has ended: see logs/kube-proxy-*.log in the cluster's folder");
-            }
-            if start.elapsed() > READY_TIMEOUT {
-                return Err(answer.err().context("no error")?)
-                    .with_context(|| format!("Service {} does not answer", target.address));
-            }
-            go_on()?;
-            thread::sleep(Duration::from_millis(100));
-        }
-    }
-    let all: Vec<&Target> = site.made.targets().chain(&site.near).chain(&site.far).collect();
-    site.pods.client.run(|| {
-        for target in all.iter().cycle().take(all.len() * WARM_UP) {
-            let _ = ask(target, Duration::from_millis(500));
-        }
-        Ok(())
-    })
+fn answering(site: &Site, other: Option<&Target>, go_on: impl FnMut() -> Result<()>) -> Result<()> {
+    let (client, made) = (&site.pods.client, &site.made);
+    wait_for_answers(client, made.targets().chain(other), READY_TIMEOUT, go_on)?;
+    let all: Vec<&Target> = made.targets().chain(&site.near).chain(&site.far).collect();
+    warm_up(client, &all)
 }
 
 fn measure(site: &Site, plan: &Plan, samples: &mut Samples) -> Result<()> {
