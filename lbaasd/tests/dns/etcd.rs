@@ -13,12 +13,12 @@ use lbaasd::dns::{DnsError, Records};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::{Value, json};
 use thuban_api::EtcdRecords;
-use tokio::time::{Instant, sleep};
+use tokio::net::TcpStream;
 
 use crate::proxy::{Proxy, played};
 use crate::{
-    Folder, Process, SHOP, START, ZONE, a_name_has_one_owner, addresses, ask, local, port, program, publish,
-    ready, record, the_first_gets_a_name,
+    Folder, Process, SHOP, ZONE, a_name_has_one_owner, addresses, ask, local, port, program, publish, ready,
+    record, started, the_first_gets_a_name,
 };
 
 const ADDRESS: &[&str] = &["203.0.113.7"];
@@ -83,11 +83,7 @@ impl Etcd {
         ready(&usual(local(client))).await;
         let mut command = Command::new(program("THUBAN_COREDNS", "coredns-", "coredns"));
         let coredns = Process::start(command.args(["-conf", &settings]));
-        let end = Instant::now() + START;
-        while tokio::net::TcpStream::connect(local(dns)).await.is_err() {
-            assert!(Instant::now() < end, "CoreDNS does not start");
-            sleep(std::time::Duration::from_millis(50)).await;
-        }
+        started("CoreDNS", async || TcpStream::connect(local(dns)).await.map(drop)).await;
         Self {
             address: local(client),
             dns: local(dns),

@@ -11,6 +11,7 @@ mod etcd;
 mod proxy;
 mod updates;
 
+use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -165,13 +166,18 @@ async fn publish(records: &dyn Records, owner: &str, record: &Record) -> Result<
     Ok(records.refresh(owner, record).await? || records.claim(owner, record).await?)
 }
 
-/// Waits until a server takes writes.
-async fn ready(records: &dyn Records) {
+/// Waits until what a server must do after its start succeeds.
+async fn started<E: Display>(server: &str, mut attempt: impl AsyncFnMut() -> Result<(), E>) {
     let end = Instant::now() + START;
-    while let Err(error) = records.check().await {
-        assert!(Instant::now() < end, "the server does not start: {error}");
+    while let Err(error) = attempt().await {
+        assert!(Instant::now() < end, "{server} does not start: {error}");
         sleep(Duration::from_millis(50)).await;
     }
+}
+
+/// Waits until a server takes writes.
+async fn ready(records: &dyn Records) {
+    started("the server", async || records.check().await).await;
 }
 
 /// What holds at each server, before which `records` stands.
