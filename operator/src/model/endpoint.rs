@@ -1,7 +1,7 @@
-//! Reads an Endpoint's kind of holder, its droplet and its addresses from its object.
+//! Makes an Endpoint's object, and reads its kind of holder, its droplet and its addresses from its object.
 
 use kube::ResourceExt;
-use thuban_api::{Endpoint, EndpointType, PodRef};
+use thuban_api::{Endpoint, EndpointSpec, EndpointType, FINALIZER, PodRef};
 
 use super::allocation::addresses_of;
 use super::world::EndpointName;
@@ -29,6 +29,14 @@ impl EndpointKind {
             EndpointType::Simple => Self::Pod,
         }
     }
+}
+
+/// Returns an Endpoint as the operator makes it: with its finalizer.
+pub fn new(namespace: &str, name: &str, spec: EndpointSpec) -> Endpoint {
+    let mut endpoint = Endpoint::new(name, spec);
+    endpoint.metadata.namespace = Some(namespace.to_owned());
+    endpoint.metadata.finalizers = Some(vec![FINALIZER.to_owned()]);
+    endpoint
 }
 
 pub fn name_of(endpoint: &Endpoint) -> EndpointName {

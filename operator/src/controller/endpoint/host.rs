@@ -1,11 +1,10 @@
 //! A node's own endpoint, in the default VPC: the node reaches pods and services on all nodes by it. It is made for
 //! each accepted droplet; the workflow of endpoints does the rest.
 
-use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, EndpointSpec, EndpointType, FINALIZER, system_namespace};
+use thuban_api::{DEFAULT_NAME, Droplet, Endpoint, EndpointSpec, EndpointType, system_namespace};
 use tracing::info;
 
 use crate::controller::admission::usable_network;
@@ -14,7 +13,7 @@ use crate::controller::denial;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{create, delete};
-use crate::model::endpoint::{EndpointKind, name_of};
+use crate::model::endpoint::{self, EndpointKind, name_of};
 
 /// Makes the node's endpoint if it is missing and can be made. A change of the network or the namespace wakes the
 /// droplet, whose reconciler asks again. Returns when to ask again if the endpoint was denied.
@@ -48,13 +47,7 @@ pub async fn ensure(droplet: &Droplet, context: &Context) -> Result<Option<Actio
         claimed: Vec::new(),
         mac: None,
     };
-    let mut endpoint = Endpoint::new(&name, spec);
-    endpoint.metadata = ObjectMeta {
-        name: Some(name.clone()),
-        namespace: Some(system_namespace().to_owned()),
-        finalizers: Some(vec![FINALIZER.to_owned()]),
-        ..ObjectMeta::default()
-    };
+    let endpoint = endpoint::new(system_namespace(), &name, spec);
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), system_namespace());
     match create(&endpoints, &endpoint).await {
         Ok(_) => {

@@ -6,14 +6,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::identifiers::MacAddr;
-use thuban_api::{
-    ENDPOINT_ANNOTATION, Endpoint, EndpointSpec, EndpointType, FINALIZER, IP_ANNOTATION, MAC_ANNOTATION,
-};
+use thuban_api::{ENDPOINT_ANNOTATION, Endpoint, EndpointSpec, EndpointType, IP_ANNOTATION, MAC_ANNOTATION};
 use tracing::info;
 
 use crate::controller::address::Claimant;
@@ -29,7 +26,7 @@ use crate::model::admission::network_of;
 use crate::model::allocation::Owner;
 use crate::model::asked::{AskedError, asked_addresses, unicast};
 use crate::model::cached::Pod;
-use crate::model::endpoint::{EndpointKind, droplet_of, holder_uid};
+use crate::model::endpoint::{self, EndpointKind, droplet_of, holder_uid};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 use crate::traces;
@@ -108,13 +105,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         claimed: claimed.iter().map(ToString::to_string).collect(),
         mac: asked.mac.map(|mac| mac.to_string()),
     };
-    let mut endpoint = Endpoint::new(&name, spec);
-    endpoint.metadata = ObjectMeta {
-        name: Some(name.clone()),
-        namespace: Some(namespace.clone()),
-        finalizers: Some(vec![FINALIZER.to_owned()]),
-        ..ObjectMeta::default()
-    };
+    let endpoint = endpoint::new(&namespace, &name, spec);
     create_endpoint(&pod, &endpoint, &context).await
 }
 

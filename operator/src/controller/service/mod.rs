@@ -11,11 +11,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Namespace;
-use kube::api::ObjectMeta;
 use kube::runtime::controller::Action;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
-use thuban_api::{DEFAULT_NAME, Endpoint, EndpointSpec, EndpointType, FINALIZER, ServiceRef};
+use thuban_api::{DEFAULT_NAME, Endpoint, EndpointSpec, EndpointType, ServiceRef};
 use tracing::info;
 
 use crate::controller::admission::usable_network;
@@ -26,6 +25,7 @@ use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::create;
 use crate::controller::service::own_address::asked_by;
 use crate::model::admission::network_of;
+use crate::model::endpoint;
 use crate::model::service::Service;
 
 /// How long the workflow waits for the caches of other kinds, which may lag behind that of Services.
@@ -95,13 +95,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         claimed: claimed.collect(),
         mac: None,
     };
-    let mut endpoint = Endpoint::new(&name, spec);
-    endpoint.metadata = ObjectMeta {
-        name: Some(name.clone()),
-        namespace: Some(namespace.clone()),
-        finalizers: Some(vec![FINALIZER.to_owned()]),
-        ..ObjectMeta::default()
-    };
+    let endpoint = endpoint::new(&namespace, &name, spec);
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
     match create(&endpoints, &endpoint).await {
         Ok(_) => {
