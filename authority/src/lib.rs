@@ -39,6 +39,8 @@ const NEXT: [&str; 2] = ["next.crt", "next.key"];
 const FORMER: &str = "former.crt";
 /// How often a process looks at the Secret: somebody may have deleted it, and another process may have taken a step.
 const LOOK: Duration = Duration::from_mins(1);
+/// The pause before the CA is loaded again after a failure.
+const LOAD_RETRY: Duration = Duration::from_secs(2);
 /// How often a look begins anew because the Secret was written meanwhile.
 const TRIES: usize = 5;
 
@@ -184,10 +186,16 @@ pub struct Authority {
 }
 
 impl Authority {
-    /// Loads the CA, or makes it, and signs a certificate for this process.
-    /// `expires` hears when the CA expires, in seconds since 1970.
-    pub async fn load(client: Client, names: Names, expires: fn(u64)) -> Result<Self, AuthorityError> {
-        Self::load_at(client, names, expires, now()).await
+    /// Loads the CA, or makes it, and signs a certificate for this process. Tries until that succeeds: a server can do
+    /// nothing before. `expires` hears when the CA expires, in seconds since 1970.
+    pub async fn load(client: Client, names: Names, expires: fn(u64)) -> Self {
+        loop {
+            match Self::load_at(client.clone(), names, expires, now()).await {
+                Ok(authority) => return authority,
+                Err(error) => warn!(secret = names.secret, %error, "no certificate yet, trying again"),
+            }
+            tokio::time::sleep(LOAD_RETRY).await;
+        }
     }
 
     async fn load_at(

@@ -21,7 +21,7 @@ use thuban_api::ip_pool::IpPool;
 use thuban_api::refused_ranges::RefusedRanges;
 use thuban_authority::{Authority, Names};
 use thuban_telemetry::{control, process};
-use tokio::time::{Instant, MissedTickBehavior, interval, sleep};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 use tracing::{info, warn};
 
 /// How often leases and pools are looked at.
@@ -88,13 +88,7 @@ async fn run(settings: Settings) -> Result<()> {
         secret: "thuban-cidrd-ca",
         server: TLS_NAME,
     };
-    let authority = loop {
-        match Authority::load(client.clone(), names, metrics::ca_expires).await {
-            Ok(authority) => break authority,
-            Err(error) => warn!(%error, "no certificate yet, trying again"),
-        }
-        sleep(Duration::from_secs(2)).await;
-    };
+    let authority = Authority::load(client.clone(), names, metrics::ca_expires).await;
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(authority.keep());
     let mut watches = Watches::new();

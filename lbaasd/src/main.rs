@@ -112,7 +112,7 @@ async fn run(settings: Settings) -> Result<()> {
     let client = thuban_client::infer()
         .await
         .context("configuration of the API server's client")?;
-    let authority = authority(&client).await;
+    let authority = Authority::load(client.clone(), CA, metrics::ca_expires).await;
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(authority.keep());
     let changes = watch::Sender::new(0);
@@ -192,17 +192,6 @@ async fn run(settings: Settings) -> Result<()> {
         () = forget => bail!("the look at what is gone ended"),
         () = publish(client.clone(), CA, "lbaasd", bundle) => bail!("the CA's publication ended"),
         _ = watches.join_next() => bail!("a watch ended"),
-    }
-}
-
-/// Waits for the certificate of lbaasd's API.
-async fn authority(client: &Client) -> Authority {
-    loop {
-        match Authority::load(client.clone(), CA, metrics::ca_expires).await {
-            Ok(authority) => return authority,
-            Err(error) => warn!(%error, "no certificate yet, trying again"),
-        }
-        sleep(PAUSE).await;
     }
 }
 

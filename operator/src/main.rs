@@ -182,13 +182,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         .context("configuration of the API server's client")?;
     let page = serve_pages(settings, client.clone())?;
     let waiting = async {
-        let authority = loop {
-            match Authority::load(client.clone(), CA, thuban_operator::metrics::ca_expires).await {
-                Ok(authority) => break authority,
-                Err(error) => warn!(secret = CA.secret, %error, "no certificate yet, trying again"),
-            }
-            tokio::time::sleep(Duration::from_secs(2)).await;
-        };
+        let authority = Authority::load(client.clone(), CA, thuban_operator::metrics::ca_expires).await;
         let (certificate, ca_bundle) = (authority.certificate(), authority.bundle());
         page.set(certificate.clone());
         // Scrapers verify this page by it. A standby publishes, too: its page is shown while nobody leads.
