@@ -65,12 +65,6 @@ async fn main() -> Result<()> {
         return Ok(command.run()?);
     }
     process::begin("info,kube_runtime=warn");
-    if rustls::crypto::ring::default_provider()
-        .install_default()
-        .is_err()
-    {
-        bail!("a TLS provider was installed twice");
-    }
     tokio::spawn(control::serve(None));
     process::until_signalled(Box::pin(run(settings))).await
 }

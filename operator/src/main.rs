@@ -123,12 +123,6 @@ async fn main() -> Result<()> {
         None => {}
     }
     thuban_telemetry::process::begin("info,kube_runtime=warn");
-    if rustls::crypto::ring::default_provider()
-        .install_default()
-        .is_err()
-    {
-        bail!("a TLS provider was installed twice");
-    }
     thuban_telemetry::traces::begin("thuban-operator", &settings.pod_name);
     tokio::spawn(control::serve(Some(heap::dump)));
     match Box::pin(lead(&settings)).await? {

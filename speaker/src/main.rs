@@ -101,12 +101,6 @@ async fn main() -> Result<()> {
         Command::Control(command) => return Ok(command.run()?),
     };
     process::begin("info");
-    if rustls::crypto::ring::default_provider()
-        .install_default()
-        .is_err()
-    {
-        bail!("a TLS provider was installed twice");
-    }
     tokio::spawn(control::serve(None));
     let next_hops = next_hops(&settings.node_ips)?;
     if settings.metrics_port != 0 {

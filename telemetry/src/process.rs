@@ -1,5 +1,5 @@
-//! What small processes have in common: their log, their end by a signal, addresses of servers, and the pages of one
-//! registry.
+//! What small processes have in common: their log, rustls' provider, their end by a signal, addresses of servers, and
+//! the pages of one registry.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,13 +14,13 @@ use tracing_subscriber::fmt::MakeWriter;
 use crate::json::Lines;
 use crate::{Answer, Pages, abort_on_panic, levels};
 
-/// Begins the log on standard output, see [`begin_on`].
+/// Begins the process with its log on standard output, see [`begin_on`].
 pub fn begin(levels: &str) {
     begin_on(levels, io::stdout);
 }
 
 /// Begins the log, with the levels that `RUST_LOG` or else `levels` says. With `THUBAN_LOG_FORMAT=json` each line is a
-/// JSON object. [`control`](crate::control) changes the levels. From now on a panic ends the process.
+/// JSON object. [`control`](crate::control) changes the levels. From now on a panic ends the process. rustls uses ring.
 pub fn begin_on<W>(levels: &str, writer: W)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
@@ -42,6 +42,9 @@ where
         log.init();
     }
     abort_on_panic();
+    // The dependency tree has two providers, and rustls would choose none by itself. An error means that there is one
+    // already.
+    let _ = rustls::crypto::ring::default_provider().install_default();
 }
 
 /// Does the work until it ends, or SIGTERM or SIGINT comes. As PID 1 a process gets no default handlers.

@@ -125,8 +125,6 @@ fn is_global(argument: &std::ffi::OsStr) -> bool {
 
 fn run(settings: RunSettings) -> anyhow::Result<()> {
     thuban_telemetry::process::begin_on("info", std::io::stderr);
-    // The dependency tree has two providers, and rustls would choose none by itself. A second call changes nothing.
-    let _ = rustls::crypto::ring::default_provider().install_default();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
