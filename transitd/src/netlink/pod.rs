@@ -5,12 +5,12 @@
 //! off, because a program may ask the kernel to send past the routes (`SO_DONTROUTE`): the entries that this makes are
 //! complete at once, and the kernel drops such entries first.
 
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::PathBuf;
 
 use ipnet::Ipv6Net;
 use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
-use netlink_packet_route::route::RouteScope;
+use netlink_packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::{Handle, RouteMessageBuilder};
 use thuban_common::tables::{GATEWAY_MAC, HOST_SOURCE_V6};
 use thuban_rows::ByteRate;
@@ -82,19 +82,12 @@ pub async fn setup(plan: PodPlan) -> Result<(), NetlinkError> {
         .scope(RouteScope::Link)
         .output_interface(index)
         .build();
-    tolerate_exists(handle.route().add(link).execute().await)
-        .map_err(failed("add the route to the gateway", plan.gateway))?;
-    let route = RouteMessageBuilder::<Ipv4Addr>::new()
+    let default = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(Ipv4Addr::UNSPECIFIED, 0)
         .gateway(plan.gateway)
         .output_interface(index)
         .build();
-    handle
-        .route()
-        .add(route)
-        .execute()
-        .await
-        .map_err(failed("add the default route via", plan.gateway))?;
+    add_routes(&handle, plan.gateway.into(), link, default).await?;
     match plan.address6 {
         Some(address) => setup_ipv6(&handle, (index, name), address).await,
         None => Ok(()),
@@ -126,16 +119,26 @@ async fn setup_ipv6(
         .output_interface(index)
         .priority(256)
         .build();
-    tolerate_exists(handle.route().add(link).execute().await)
-        .map_err(failed("add the route to the gateway", gateway))?;
-    let route = RouteMessageBuilder::<Ipv6Addr>::new()
+    let default = RouteMessageBuilder::<Ipv6Addr>::new()
         .destination_prefix(Ipv6Addr::UNSPECIFIED, 0)
         .gateway(gateway)
         .output_interface(index)
         .build();
+    add_routes(handle, gateway.into(), link, default).await
+}
+
+/// Adds the route to the gateway, unless the kernel has made it, and the default route by the gateway.
+async fn add_routes(
+    handle: &Handle,
+    gateway: IpAddr,
+    link: RouteMessage,
+    default: RouteMessage,
+) -> Result<(), NetlinkError> {
+    tolerate_exists(handle.route().add(link).execute().await)
+        .map_err(failed("add the route to the gateway", gateway))?;
     handle
         .route()
-        .add(route)
+        .add(default)
         .execute()
         .await
         .map_err(failed("add the default route via", gateway))
