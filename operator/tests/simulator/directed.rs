@@ -1,6 +1,6 @@
 //! Tests that lead operators on purpose to states that chance seldom reaches. Here two lead at a time, and one of them
-//! gives back the number of a VPC whose rows a droplet keeps because of the other one. Others need many objects at once,
-//! or an Endpoint that pods have in turn. The modules have the rest.
+//! gives back the number of a VPC whose rows a droplet keeps because of the other one. Others need many objects at
+//! once, or an Endpoint that pods have in turn. The modules have the rest.
 
 mod announced;
 mod late;

@@ -101,7 +101,7 @@ impl World {
         let entry = |address, port, state| ConnectionEntry {
             vni,
             index: NO_INDEX,
-            time: now() - age * 1_000_000_000,
+            time: now().saturating_sub(age * 1_000_000_000),
             address,
             port,
             state,
@@ -125,7 +125,7 @@ impl World {
             padding: 0,
         };
         let entry = PendingEntry {
-            time: now() - age,
+            time: now().saturating_sub(age),
             service: service(),
             backend,
             service_port: 0,
@@ -185,7 +185,7 @@ fn ask_former(world: &World, port: u16, [asked, answered]: [u64; 2]) {
     let entry = |address, port, age: u64| ConnectionEntry {
         vni: 7,
         index: 0,
-        time: now() - age * 1_000_000_000,
+        time: now().saturating_sub(age * 1_000_000_000),
         address,
         port,
         state: SEEN,
@@ -226,7 +226,7 @@ fn arrive(world: &World, protocol: u8, port: u16, states: [u16; 2], age: u64) {
     let entry = |address, port, client_port, state| ConnectionEntry {
         vni: 7,
         index: 0,
-        time: now() - age * 1_000_000_000,
+        time: now().saturating_sub(age * 1_000_000_000),
         address,
         port,
         state,

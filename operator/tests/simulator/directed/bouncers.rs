@@ -1,6 +1,6 @@
 //! Tests of bouncers that leave, move or come back. An operator dies after it removed a bouncer's tables and before it
-//! lets the object go. Two bouncers share the only droplet that is left. Packets are still on their way to a bouncer that
-//! nobody uses any more.
+//! lets the object go. Two bouncers share the only droplet that is left. Packets are still on their way to a bouncer
+//! that nobody uses any more.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
