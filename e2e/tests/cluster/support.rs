@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 use thuban_cluster::namespace::inside;
+use thuban_cluster::wait::wait_until;
 use thuban_cluster::{Cluster, Tasks};
 
 pub use crate::api::get;
@@ -98,10 +99,21 @@ pub fn binary(name: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Applies all objects in one request.
+/// Applies all objects in one request. The API server refuses a namespace's pods until the namespace has its
+/// ServiceAccount, so they are applied again.
 pub fn apply(cluster: &Cluster, objects: &[Value]) -> Result<()> {
-    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects});
-    cluster.kubectl_apply(&list.to_string()).map(|_| ())
+    let list = serde_json::json!({"apiVersion": "v1", "kind": "List", "items": objects}).to_string();
+    let (patience, pause) = (Duration::from_secs(30), Duration::from_millis(200));
+    wait_until(
+        "the namespace's ServiceAccount",
+        patience,
+        pause,
+        || match cluster.kubectl_apply(&list) {
+            Ok(_) => Ok(Some(())),
+            Err(refused) if refused.to_string().contains("error looking up service account") => Ok(None),
+            Err(error) => Err(error),
+        },
+    )
 }
 
 /// Returns the condition of `kind` of an object, if it has one.
