@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{Parser, Subcommand, builder::PossibleValuesParser};
 use thuban_cluster::Cluster;
 
 mod alerts;
@@ -63,7 +63,7 @@ enum Command {
     Build,
     /// Build only the eBPF programs
     BuildEbpf,
-    /// Write the CRDs of install/ and charts/thuban, docs/api.md and docs/drops.md, from the types and counters
+    /// Write the CRDs of install/ and charts/thuban, docs/api.md, docs/drops.md and docs/reasons.md, from the code
     Crds {
         /// Write nothing. Fail if a file is not current
         #[arg(long)]
@@ -103,8 +103,8 @@ enum Command {
     },
     /// Run some tests with large counts. Needs root and takes long
     Soak {
-        /// Run only this test: churn, simulator, killed, restarts, outage or socket. Default: all
-        #[arg(long)]
+        /// Run only this test. Default: all
+        #[arg(long, value_parser = PossibleValuesParser::new(soak::names()))]
         only: Option<String>,
     },
     /// Run a benchmark. Needs root

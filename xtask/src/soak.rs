@@ -23,7 +23,9 @@ struct Soak {
     count: &'static str,
 }
 
-const SOAKS: [Soak; 12] = [
+const COUNT: usize = 12;
+
+const SOAKS: [Soak; COUNT] = [
     Soak {
         name: "churn",
         package: "transitd",
@@ -126,18 +128,17 @@ const SOAKS: [Soak; 12] = [
     },
 ];
 
+/// Returns the names of all tests.
+pub fn names() -> [&'static str; COUNT] {
+    SOAKS.map(|soak| soak.name)
+}
+
 /// Runs all, or one by name. A count that the environment has already stays.
 pub fn run(only: Option<&str>) -> Result<ExitCode> {
     let chosen: Vec<&Soak> = SOAKS
         .iter()
         .filter(|soak| only.is_none_or(|only| only == soak.name))
         .collect();
-    if chosen.is_empty() {
-        bail!(
-            "no soak is called so: take one of {}",
-            SOAKS.map(|soak| soak.name).join(", ")
-        );
-    }
     if !nix::unistd::geteuid().is_root() {
         bail!("the tests make network namespaces and load eBPF programs: run them as root");
     }
