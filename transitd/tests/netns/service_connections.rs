@@ -181,7 +181,7 @@ fn adopted_flow_expires_if_service_lacks_its_backend() {
 
 /// Writes both entries of a datagram to a backend that service 3 had, and how many seconds ago the client's last packet
 /// and the backend's were.
-fn ask_former(world: &World, port: u16, [asked, answered]: [u64; 2]) {
+fn ask_former(world: &World, client_port: u16, [asked, answered]: [u64; 2]) {
     let entry = |address, port, age: u64| ConnectionEntry {
         vni: 7,
         index: 0,
@@ -190,12 +190,12 @@ fn ask_former(world: &World, port: u16, [asked, answered]: [u64; 2]) {
         port,
         state: SEEN,
         service: 3,
-        client_port: 0,
+        client_port,
         padding: 0,
         payer: 7,
     };
     let mut flows = world.pinned.map("CONNECTIONS");
-    let [there, back] = keys(7, UDP, 5, port, 6);
+    let [there, back] = keys(7, UDP, 5, client_port, 6);
     let (to, at) = (80_u16.to_be(), 8080_u16.to_be());
     flows.insert(there, entry(address(6), at, asked), 0).unwrap();
     flows.insert(back, entry(service(), to, answered), 0).unwrap();
