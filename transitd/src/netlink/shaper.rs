@@ -52,7 +52,11 @@ const LEAST_PACKETS: u64 = 2;
 const ETHERNET_HEADER: u64 = 22;
 /// The MTU of an interface that doesn't say its own.
 const LARGEST_MTU: u32 = 65_535;
-/// What may wait besides the largest frame or a burst: what the rate allows in 50 ms.
+/// What may wait at least: two of the largest frames, and two more if the rate allows them in 200 ms. With less room most
+/// of a frame is dropped as a stream begins, and the receiver waits until it is sent again.
+const FRAMES: u64 = 2 * LARGEST_FRAME;
+const MORE_FRAMES_A_SECOND: u64 = 5;
+/// What may wait besides these frames or a burst: what the rate allows in 50 ms.
 const QUEUES_A_SECOND: u64 = 20;
 /// The largest burst: at this size no rate that a veth reaches is held up.
 const MAX_BURST: u64 = 256 << 20;
@@ -92,7 +96,8 @@ impl Bucket {
         let least = LEAST_PACKETS * (u64::from(mtu) + ETHERNET_HEADER);
         let most = (LARGEST_FRAME + rate / BURSTS_A_SECOND).min(MAX_BURST);
         let burst = (rate / SLOW_BURSTS_A_SECOND).min(most).max(least);
-        let limit = (burst.max(LARGEST_FRAME) + rate / QUEUES_A_SECOND).min(MAX_QUEUE);
+        let frames = FRAMES + (rate / MORE_FRAMES_A_SECOND).min(FRAMES);
+        let limit = (burst.max(frames) + rate / QUEUES_A_SECOND).min(MAX_QUEUE);
         Self {
             rate,
             burst: burst as u32,
@@ -201,9 +206,9 @@ mod tests {
             let Bucket { rate, burst, limit } = Bucket::of(ByteRate::new(rate).unwrap(), 1450);
             (rate, burst, limit)
         };
-        assert_eq!(bucket(125), (125, 2 * 1472, 65_542));
-        assert_eq!(bucket(125_000), (125_000, 5000, 71_786));
-        assert_eq!(bucket(1_250_000), (1_250_000, 50_000, 128_036));
+        assert_eq!(bucket(125), (125, 2 * 1472, 131_103));
+        assert_eq!(bucket(125_000), (125_000, 5000, 162_322));
+        assert_eq!(bucket(1_250_000), (1_250_000, 50_000, 324_644));
         assert_eq!(bucket(125_000_000), (125_000_000, 1_315_536, 7_565_536));
         let highest = 125_000_000_000_000;
         assert_eq!(bucket(highest), (highest, 256 << 20, 1 << 30));
