@@ -6,21 +6,35 @@ use anyhow::Result;
 
 use super::{Bench, metrics};
 
-/// How long what went before may go on: events, numbers in statuses, droplets that look at their objects.
-const SETTLE: Duration = Duration::from_secs(15);
+/// What went before may go on: events, and what the operator holds back of statuses. A window with at most so many
+/// requests a second is quiet.
+const WINDOW: Duration = Duration::from_secs(15);
+const QUIET: f64 = 2.0;
+/// How long that is waited for.
+const SETTLE: Duration = Duration::from_mins(5);
 const REST: Duration = Duration::from_mins(1);
 
 impl Bench {
     pub(super) async fn rest(&mut self) -> Result<()> {
         self.phase("at rest");
-        wait(SETTLE).await?;
+        let begin = Instant::now();
+        while begin.elapsed() < SETTLE && self.requests_for(WINDOW).await?.0 > QUIET {}
+        self.report.add("settled_s", "s", begin.elapsed().as_secs_f64());
+        let (rate, change) = self.requests_for(REST).await?;
+        self.report.add("requests_at_rest_per_s", "1/s", rate);
+        for (request, count) in &change.done {
+            println!("  {} {}: {count}", request.verb, request.resource);
+        }
+        Ok(())
+    }
+
+    /// Returns the requests a second of all of Thuban in the next time, and what changed in it.
+    async fn requests_for(&self, time: Duration) -> Result<(f64, metrics::Metrics)> {
         let before = metrics::read(&self.plane.admin).await?;
         let start = Instant::now();
-        wait(REST).await?;
+        wait(time).await?;
         let change = metrics::read(&self.plane.admin).await?.since(&before);
-        let rate = change.from_thuban / start.elapsed().as_secs_f64();
-        self.report.add("requests_at_rest_per_s", "1/s", rate);
-        Ok(())
+        Ok((change.from_thuban / start.elapsed().as_secs_f64(), change))
     }
 }
 
