@@ -52,8 +52,8 @@ const LEAST_PACKETS: u64 = 2;
 const ETHERNET_HEADER: u64 = 22;
 /// The MTU of an interface that doesn't say its own.
 const LARGEST_MTU: u32 = 65_535;
-/// What may wait at least: two of the largest frames, and two more if the rate allows them in 200 ms. With less room most
-/// of a frame is dropped as a stream begins, and the receiver waits until it is sent again.
+/// What may wait at least: two of the largest frames, and two more if the rate allows them in 200 ms. With less room
+/// most of a frame is dropped as a stream begins, and the receiver waits until it is sent again.
 const FRAMES: u64 = 2 * LARGEST_FRAME;
 const MORE_FRAMES_A_SECOND: u64 = 5;
 /// What may wait besides these frames or a burst: what the rate allows in 50 ms.

@@ -61,6 +61,16 @@ impl Drop for Asked {
     }
 }
 
+/// Returns the name of the object of a kind that has a value at a field.
+fn name_of(kind: &str, field: &str, value: &str) -> String {
+    let objects = get(&tenants().cluster, &[kind, "-A"]).unwrap();
+    let mut objects = objects["items"].as_array().unwrap().iter();
+    let found = objects.find(|object| object.pointer(field).is_some_and(|found| found == value));
+    let name = found.and_then(|object| object["metadata"]["name"].as_str());
+    name.unwrap_or_else(|| panic!("no {kind} has {value:?} at {field}"))
+        .to_owned()
+}
+
 /// Returns existing objects, each with a field changed that can't be changed.
 fn changes() -> Vec<Case> {
     let cluster = &tenants().cluster;
@@ -74,15 +84,10 @@ fn changes() -> Vec<Case> {
             .remove("resourceVersion");
         object
     };
-    let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", "red"]).unwrap();
-    let endpoint = endpoints["items"][0]["metadata"]["name"]
-        .as_str()
-        .unwrap()
-        .to_owned();
-    let claim = get(cluster, &["ipclaims.thuban.dev"]).unwrap();
-    let claim = claim["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
-    let vnis = get(cluster, &["vniclaims.thuban.dev"]).unwrap();
-    let vni = vnis["items"][0]["metadata"]["name"].as_str().unwrap().to_owned();
+    // Objects of the tenants' own pods stay: those of other tests may go meanwhile.
+    let endpoint = name_of("endpoints.thuban.dev", "/spec/podRef/name", "red-web-node-a");
+    let claim = name_of("ipclaims.thuban.dev", "/spec/endpointName", &endpoint);
+    let vni = name_of("vniclaims.thuban.dev", "/spec/vpc", "red");
     let web = "red-web-b0";
     vec![
         Case(
