@@ -2,8 +2,10 @@
 
 #![allow(clippy::unwrap_used)] // a test
 
-use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Command, Output};
+use std::thread::sleep;
+use std::time::Duration;
 
 use thuban_connectivity::{Answer, Outcome, Question, Request};
 
@@ -30,12 +32,22 @@ fn free() -> SocketAddr {
     }
 }
 
-fn serve(name: &str, address: SocketAddr) -> Server {
-    let child = Command::new(PROGRAM)
-        .args(["serve", "--name", name, "--listen", &address.to_string()])
-        .spawn()
-        .unwrap();
-    Server(child)
+/// Starts a server on a free port. It ends if somebody takes the port meanwhile; then another one starts.
+fn serve(name: &str) -> (Server, SocketAddr) {
+    loop {
+        let address = free();
+        let child = Command::new(PROGRAM)
+            .args(["serve", "--name", name, "--listen", &address.to_string()])
+            .spawn()
+            .unwrap();
+        let mut server = Server(child);
+        while server.0.try_wait().unwrap().is_none() {
+            if TcpStream::connect(address).is_ok() {
+                return (server, address);
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
 }
 
 fn ask(questions: &str) -> Output {
@@ -48,8 +60,8 @@ fn ask(questions: &str) -> Output {
 
 #[test]
 fn an_asker_prints_who_answered_and_who_did_not() {
-    let (served, silent) = (free(), free());
-    let _server = serve("red/web-0", served);
+    let (_server, served) = serve("red/web-0");
+    let silent = free();
     let requests = [
         Request::Tcp(served),
         Request::Udp(served),
@@ -86,8 +98,7 @@ fn an_asker_prints_who_answered_and_who_did_not() {
 
 #[test]
 fn only_a_question_is_answered_by_udp() {
-    let served = free();
-    let _server = serve("red/web-0", served);
+    let (_server, served) = serve("red/web-0");
     let question = Question {
         id: 0,
         request: Request::Udp(served),
@@ -95,9 +106,7 @@ fn only_a_question_is_answered_by_udp() {
     };
     assert!(ask(&serde_json::to_string(&[question]).unwrap()).status.success());
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket
-        .set_read_timeout(Some(std::time::Duration::from_millis(300)))
-        .unwrap();
+    socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     socket.connect(served).unwrap();
     // The name of another server: an answer to it would go round for ever.
     socket.send(b"blue/web-0").unwrap();
