@@ -182,6 +182,8 @@ fn traces_end_with_the_daemon_and_need_it() {
     send(&rig, 20_000);
     kill(Pid::from_raw(rig.daemon_id().cast_signed()), Signal::SIGTERM).unwrap();
     assert_eq!(rig.wait_for_exit(), Some(0), "nor does one that does not read");
+    let log = rig.log();
+    assert!(log.contains("its client does not read"), "{log}");
     stopped.signal(Signal::SIGCONT);
     stopped.kill();
 
