@@ -37,7 +37,7 @@ use crate::{derived, service};
 pub const FINALIZER: &str = "thuban.dev/vip";
 /// How soon a Vip is looked at again whose end waits, or when cidrd is away.
 const LEASE_RETRY: Duration = Duration::from_secs(2);
-/// How soon a Vip is looked at again at most that was refused something.
+/// The longest time until a Vip that was refused something is looked at again.
 const ANSWERED_RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Error)]

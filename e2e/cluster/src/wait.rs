@@ -26,6 +26,31 @@ pub fn wait_until<T>(
     }
 }
 
+/// Asks until there is an answer, with a pause after each question. An error of a question counts as no answer yet. An
+/// error of `go_on` ends the wait at once. The error has that of the last question, too.
+pub fn wait_for_answer<T>(
+    what: &str,
+    patience: Duration,
+    pause: Duration,
+    mut go_on: impl FnMut() -> Result<()>,
+    mut ask: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let mut last = None;
+    let waited = wait_until(what, patience, pause, || {
+        go_on()?;
+        let (answer, error) = match ask() {
+            Ok(answer) => (answer, None),
+            Err(error) => (None, Some(error)),
+        };
+        last = error;
+        Ok(answer)
+    });
+    waited.map_err(|waited| match last {
+        Some(error) => error.context(waited),
+        None => waited,
+    })
+}
+
 /// Asks until the answer is yes, with a pause after each. An error counts as a no; the last error is returned when the
 /// patience ends.
 pub fn wait_for(
@@ -34,17 +59,8 @@ pub fn wait_for(
     pause: Duration,
     mut ask: impl FnMut() -> Result<bool>,
 ) -> Result<()> {
-    let mut last = None;
-    let waited = wait_until(what, patience, pause, || {
-        let answer = ask();
-        let is_yes = matches!(answer, Ok(true));
-        last = answer.err();
-        Ok(is_yes.then_some(()))
-    });
-    waited.map_err(|waited| match last {
-        Some(error) => error.context(waited),
-        None => waited,
-    })
+    let yes = || Ok(ask()?.then_some(()));
+    wait_for_answer(what, patience, pause, || Ok(()), yes)
 }
 
 #[cfg(test)]

@@ -34,7 +34,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
-use thuban_cluster::wait::wait_until;
+use thuban_cluster::wait;
 
 /// The pause between two questions of a wait.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -56,24 +56,10 @@ pub fn go_on() -> Result<()> {
 pub fn wait_for_answer<T>(
     what: &str,
     patience: Duration,
-    mut go_on: impl FnMut() -> Result<()>,
+    go_on: impl FnMut() -> Result<()>,
     mut ask: impl FnMut() -> Result<T>,
 ) -> Result<T> {
-    let mut last = None;
-    let waited = wait_until(what, patience, PAUSE, || {
-        go_on()?;
-        match ask() {
-            Ok(answer) => Ok(Some(answer)),
-            Err(error) => {
-                last = Some(error);
-                Ok(None)
-            }
-        }
-    });
-    waited.map_err(|waited| match last {
-        Some(error) => error.context(waited),
-        None => waited,
-    })
+    wait::wait_for_answer(what, patience, PAUSE, go_on, || ask().map(Some))
 }
 
 /// Makes Ctrl-C end the run in order, so that everything that the run made is removed.
