@@ -1,11 +1,23 @@
 //! Waits for what comes sooner or later. An error says what was waited for, and how long.
 
 use std::{
+    io::{self, ErrorKind},
     thread,
     time::{Duration, Instant},
 };
 
 use anyhow::{Result, bail};
+
+/// Repeats a call that a signal or work for the task interrupted: the kernel doesn't resume calls of sockets that have
+/// timeouts.
+pub fn uninterrupted<T>(mut call: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
 
 /// Looks until something is there, with a pause after each look, and returns it. An error of a look ends the wait.
 pub fn wait_until<T>(

@@ -14,6 +14,7 @@ use nix::sys::{
     },
     time::{TimeVal, TimeValLike},
 };
+use thuban_cluster::wait::uninterrupted;
 
 use super::namespace::Namespace;
 
@@ -72,7 +73,8 @@ impl Wire {
     /// Returns the next frame that passes within 50 ms.
     pub fn next(&self) -> Option<Vec<u8>> {
         let mut buffer = vec![0; 70000];
-        let length = recv(self.socket.as_raw_fd(), &mut buffer, MsgFlags::empty()).ok()?;
+        let descriptor = self.socket.as_raw_fd();
+        let length = uninterrupted(|| Ok(recv(descriptor, &mut buffer, MsgFlags::empty())?)).ok()?;
         buffer.truncate(length);
         Some(buffer)
     }

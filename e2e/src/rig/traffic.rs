@@ -17,6 +17,7 @@ use nix::sys::{
     },
     time::{TimeVal, TimeValLike},
 };
+use thuban_cluster::wait::uninterrupted;
 use thuban_testkit::packets::checksum;
 
 use super::namespace::Namespace;
@@ -98,15 +99,14 @@ pub fn echo_udp_by(from: End, to: End, port: u16, seen: SocketAddr, size: usize)
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = vec![0; 65536];
-            if let Ok((length, peer)) = server.recv_from(&mut buffer) {
+            if let Ok((length, peer)) = uninterrupted(|| server.recv_from(&mut buffer)) {
                 let _ = server.send_to(&buffer[..length], peer);
             }
         });
         client.send(&payload)?;
         let mut buffer = vec![0; 65536];
-        let answer = client
-            .recv(&mut buffer)
-            .is_ok_and(|length| buffer[..length] == payload[..]);
+        let answer =
+            uninterrupted(|| client.recv(&mut buffer)).is_ok_and(|length| buffer[..length] == payload[..]);
         if !answer {
             // This frees the server's thread.
             let _ = to.namespace.run(|| {
@@ -196,8 +196,7 @@ fn receive(stream: &mut TcpStream, bytes: usize, seed: u32) -> Result<()> {
     while offset < bytes {
         // The chunk never passes the end of a period.
         let at = offset % pattern.len();
-        let length = stream
-            .read(&mut buffer[at..])
+        let length = uninterrupted(|| stream.read(&mut buffer[at..]))
             .with_context(|| format!("after {offset} bytes"))?;
         ensure!(
             length != 0,

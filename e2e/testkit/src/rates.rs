@@ -1,10 +1,12 @@
 //! Limits of bandwidth, measured by a stream between two network namespaces.
 
 use std::fs::File;
-use std::io::{self, ErrorKind, Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use thuban_cluster::wait::uninterrupted;
 
 use crate::namespace::inside;
 
@@ -90,17 +92,6 @@ fn send(mut stream: TcpStream) {
                 return;
             }
             Err(error) => panic!("{error}"),
-        }
-    }
-}
-
-/// Repeats a call that a signal or work for the task interrupted: the kernel doesn't resume calls of sockets that have
-/// timeouts.
-fn uninterrupted(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            result => return result,
         }
     }
 }

@@ -10,6 +10,7 @@ use nix::sys::socket::{
     sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+use thuban_cluster::wait::uninterrupted;
 pub use thuban_testkit::packets::send_raw;
 use thuban_testkit::packets::{Tunnel, checksum, datagram, ethernet};
 
@@ -117,7 +118,7 @@ pub fn arrives(receiver: &Pod, port: u16, payload: &[u8], send: impl Fn() -> Res
     let mut buffer = [0; 2048];
     for _ in 0..4 {
         send()?;
-        while let Ok(length) = socket.recv(&mut buffer) {
+        while let Ok(length) = uninterrupted(|| socket.recv(&mut buffer)) {
             if &buffer[..length] == payload {
                 return Ok(true);
             }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use std::{fmt, fs};
 
 use anyhow::{Context, Result, anyhow, ensure};
+use thuban_cluster::wait::uninterrupted;
 
 use crate::support::{PORT, Pod, ask_slowly, http_answer};
 
@@ -222,7 +223,7 @@ impl Load<'_> {
         socket.connect((self.address, PORT))?;
         socket.send(b"hostname")?;
         let mut buffer = [0; 256];
-        let length = socket.recv(&mut buffer)?;
+        let length = uninterrupted(|| socket.recv(&mut buffer))?;
         Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned())
     }
 
@@ -231,7 +232,7 @@ impl Load<'_> {
     fn http_hostname(&self, pause: Duration) -> Result<String> {
         let stream = ask_slowly((self.address, PORT).into(), "/hostname", ANSWER_TIMEOUT, pause)?;
         stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
-        if let Err(error) = stream.peek(&mut [0]) {
+        if let Err(error) = uninterrupted(|| stream.peek(&mut [0])) {
             ensure!(
                 error.kind() == ErrorKind::WouldBlock && self.waits > ANSWER_TIMEOUT,
                 error

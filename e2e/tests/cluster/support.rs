@@ -12,7 +12,7 @@ use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::fcntl::{Flock, FlockArg};
 use serde_json::{Value, json};
 use thuban_cluster::namespace::inside;
-use thuban_cluster::wait::wait_until;
+use thuban_cluster::wait::{uninterrupted, wait_until};
 use thuban_cluster::{Cluster, Tasks};
 
 pub use crate::api::get;
@@ -295,7 +295,9 @@ impl Pod {
             let end = Instant::now() + patience;
             let mut buffer = [0; 512];
             loop {
-                let answer = socket.send(b"hostname").and_then(|_| socket.recv(&mut buffer));
+                let answer = socket
+                    .send(b"hostname")
+                    .and_then(|_| uninterrupted(|| socket.recv(&mut buffer)));
                 match answer {
                     Ok(length) => return Ok(String::from_utf8_lossy(&buffer[..length]).trim().to_owned()),
                     Err(error) if Instant::now() >= end => return Err(error).context("udp"),

@@ -2,6 +2,7 @@
 //! frame.
 
 use anyhow::{Context, Result, ensure};
+use thuban_cluster::wait::uninterrupted;
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::capture::Wire;
 use thuban_testkit::packets::{self, Ipv4, udp};
@@ -47,7 +48,7 @@ fn a_checksum_is_written_over_nothing_that_was_judged() -> Result<()> {
             }
             // What came of these has wrong checksums or another payload.
             receiver.set_nonblocking(true)?;
-            while receiver.recv(&mut buffer).is_ok() {}
+            while uninterrupted(|| receiver.recv(&mut buffer)).is_ok() {}
             receiver.set_nonblocking(false)?;
             // As stacks do it: the field holds the sum of addresses, protocol and length.
             let mut stack = whole.clone();
@@ -61,7 +62,7 @@ fn a_checksum_is_written_over_nothing_that_was_judged() -> Result<()> {
             let field = usize::from(HEADERS + FIELD);
             stack[field..field + 2].copy_from_slice(&sum.to_be_bytes());
             wire.inject_unfinished(&stack, HEADERS, FIELD)?;
-            let length = receiver.recv(&mut buffer).context("as stacks do it")?;
+            let length = uninterrupted(|| receiver.recv(&mut buffer)).context("as stacks do it")?;
             ensure!(buffer[..length] == *payload);
             // A fragment, and a packet with options, have nothing to be written.
             let before = counter(topology, 1, Counter::ChecksumMisplaced)?;

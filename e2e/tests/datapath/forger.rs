@@ -14,6 +14,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use thuban_cluster::wait::uninterrupted;
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{
     Transit,
@@ -130,7 +131,7 @@ fn forged(to: Ipv4Addr, marker: &str) -> Vec<u8> {
 fn came(socket: &UdpSocket) -> BTreeSet<String> {
     let mut buffer = [0; 2000];
     let mut came = BTreeSet::new();
-    while let Ok(length) = socket.recv(&mut buffer) {
+    while let Ok(length) = uninterrupted(|| socket.recv(&mut buffer)) {
         came.insert(
             String::from_utf8_lossy(&buffer[..length])
                 .trim_end_matches('.')
@@ -215,7 +216,7 @@ fn geneve_in_any_other_form_reaches_nobody() -> Result<()> {
             &datagram(topology.first.address, second, PORT),
         )?)?;
         ensure!(
-            sockets[0].recv(&mut [0; 8]).is_ok(),
+            uninterrupted(|| sockets[0].recv(&mut [0; 8])).is_ok(),
             "in a droplet's form it is right"
         );
         Ok(())

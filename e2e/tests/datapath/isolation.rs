@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Result, ensure};
+use thuban_cluster::wait::uninterrupted;
 use thuban_common::{
     counters::Counter,
     tables::{AttachmentEntry, DropletEntry, GATEWAY_MAC, RemoteRow},
@@ -74,14 +75,17 @@ fn vpcs_with_the_same_addresses_do_not_mix() -> Result<()> {
         for (socket, word) in [(red, b"red "), (blue, b"blue")] {
             let mut buffer = [0; 16];
             for _ in 0..20 {
-                let length = socket.recv(&mut buffer)?;
+                let length = uninterrupted(|| socket.recv(&mut buffer))?;
                 ensure!(
                     &buffer[..length] == word,
                     "{:?} at the pod of {word:?}",
                     &buffer[..length]
                 );
             }
-            ensure!(socket.recv(&mut buffer).is_err(), "one more than were sent");
+            ensure!(
+                uninterrupted(|| socket.recv(&mut buffer)).is_err(),
+                "one more than were sent"
+            );
         }
         // The other VPC has neither this address nor a way out.
         ensure!(
@@ -145,7 +149,10 @@ fn a_pod_cannot_take_another_address() -> Result<()> {
             .command(&format!("ip addr add {forged}/32 dev eth0"))?;
         let liar = listen(&topology.first.namespace, forged, 0)?;
         liar.send_to(b"x", (topology.neighbour.address, 7200))?;
-        ensure!(second.recv(&mut [0; 8]).is_err(), "a forged source was delivered");
+        ensure!(
+            uninterrupted(|| second.recv(&mut [0; 8])).is_err(),
+            "a forged source was delivered"
+        );
         // The kernel sends its ARP request from the address that it sends from; the neighbour may be known already.
         ensure!(
             counter(topology, 1, Counter::SpoofedSource)? + counter(topology, 1, Counter::SpoofedArp)? > 0
@@ -155,7 +162,10 @@ fn a_pod_cannot_take_another_address() -> Result<()> {
             "its own address still works"
         );
         liar.send_to(b"x", (topology.neighbour.address, 7200))?;
-        ensure!(second.recv(&mut [0; 8]).is_err(), "a forged source was delivered");
+        ensure!(
+            uninterrupted(|| second.recv(&mut [0; 8])).is_err(),
+            "a forged source was delivered"
+        );
         ensure!(counter(topology, 1, Counter::SpoofedSource)? > 0);
 
         topology
@@ -202,7 +212,10 @@ fn forged_geneve_is_dropped() -> Result<()> {
         for (from, vni, reason, what) in cases {
             let before = counter(topology, 2, reason)?;
             wire.inject(&geneve(topology, from, 2, vni, &inner)?)?;
-            ensure!(victim.recv(&mut [0; 8]).is_err(), "delivered from {what}");
+            ensure!(
+                uninterrupted(|| victim.recv(&mut [0; 8])).is_err(),
+                "delivered from {what}"
+            );
             ensure!(
                 counter(topology, 2, reason)? == before + 1,
                 "{} did not rise for {what}",
@@ -219,14 +232,14 @@ fn forged_geneve_is_dropped() -> Result<()> {
             .insert("DROPLETS", stranger.octets(), entry)?;
         wire.inject(&geneve(topology, stranger, 2, RED, &inner)?)?;
         ensure!(
-            victim.recv(&mut [0; 8]).is_err(),
+            uninterrupted(|| victim.recv(&mut [0; 8])).is_err(),
             "a source that lives elsewhere was believed"
         );
         ensure!(counter(topology, 2, Counter::SourceMismatch)? == 1);
         for from in [one, three] {
             wire.inject(&geneve(topology, from, 2, RED, &inner)?)?;
             ensure!(
-                victim.recv(&mut [0; 8]).is_ok(),
+                uninterrupted(|| victim.recv(&mut [0; 8])).is_ok(),
                 "the same frame from {from} is right"
             );
         }
@@ -248,7 +261,10 @@ fn a_pod_cannot_reach_droplets() -> Result<()> {
         for port in ports {
             let host = listen(&topology.rig.droplets[0].namespace, droplet, *port)?;
             pod.send_to(b"x", (droplet, *port))?;
-            ensure!(host.recv(&mut [0; 8]).is_err(), "a pod spoke to its droplet");
+            ensure!(
+                uninterrupted(|| host.recv(&mut [0; 8])).is_err(),
+                "a pod spoke to its droplet"
+            );
         }
         ensure!(counter(topology, 1, Counter::OutsideVpc)? >= ports.len() as u64);
         Ok(())
@@ -289,7 +305,7 @@ fn what_xdp_decapsulated_is_not_given_to_another_vpc() -> Result<()> {
     let victim = listen(&topology.second.namespace, topology.second.address, 7400)?;
     let sender = listen(&topology.first.namespace, topology.first.address, 0)?;
     sender.send_to(b"x", (topology.second.address, 7400))?;
-    ensure!(victim.recv(&mut [0; 8]).is_ok());
+    ensure!(uninterrupted(|| victim.recv(&mut [0; 8])).is_ok());
     let Pod { interface, mac, .. } = topology.second;
     let programs = &mut topology.rig.droplet(2)?.programs;
     let mut row: AttachmentEntry = programs.get("ATTACHMENTS", &interface)?;
@@ -297,7 +313,10 @@ fn what_xdp_decapsulated_is_not_given_to_another_vpc() -> Result<()> {
     row.vni = BLUE;
     programs.insert("ATTACHMENTS", interface, row)?;
     sender.send_to(b"x", (topology.second.address, 7400))?;
-    ensure!(victim.recv(&mut [0; 8]).is_err(), "delivered to another VPC");
+    ensure!(
+        uninterrupted(|| victim.recv(&mut [0; 8])).is_err(),
+        "delivered to another VPC"
+    );
     ensure!(counter(&topology, 2, Counter::NoAttachment)? > 0);
     Ok(())
 }
@@ -326,7 +345,7 @@ fn corrupt_datagram_in_verified_tunnel_packet_is_not_received() -> Result<()> {
             frame[40..42].copy_from_slice(&sum);
             wire.inject(&geneve(topology, sender, 2, RED, &frame)?)?;
             ensure!(
-                socket.recv(&mut [0; 8]).is_ok() == is_right,
+                uninterrupted(|| socket.recv(&mut [0; 8])).is_ok() == is_right,
                 "checksum {sum:02x?}"
             );
         }
@@ -343,11 +362,14 @@ fn a_pod_cannot_tag_frames() -> Result<()> {
         frame[..6].copy_from_slice(&GATEWAY_MAC);
         frame[6..12].copy_from_slice(&topology.first.mac);
         wire.inject(&frame)?;
-        ensure!(neighbour.recv(&mut [0; 8]).is_ok(), "without a tag it is right");
+        ensure!(
+            uninterrupted(|| neighbour.recv(&mut [0; 8])).is_ok(),
+            "without a tag it is right"
+        );
         frame.splice(12..12, [0x81, 0, 0, 5]);
         wire.inject(&frame)?;
         ensure!(
-            neighbour.recv(&mut [0; 8]).is_err(),
+            uninterrupted(|| neighbour.recv(&mut [0; 8])).is_err(),
             "a tagged frame was delivered"
         );
         ensure!(counter(topology, 1, Counter::VlanTagged)? == 1);

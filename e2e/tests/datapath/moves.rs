@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
+use thuban_cluster::wait::uninterrupted;
 use thuban_common::{counters::Counter, tables::RemoteRow};
 use thuban_e2e::{
     programs::key,
@@ -61,7 +62,7 @@ fn keep(namespace: &Namespace, address: Ipv4Addr) -> Result<UdpSocket> {
 fn received(socket: &UdpSocket) -> Vec<u32> {
     let mut numbers = Vec::new();
     let mut buffer = [0; 4];
-    while socket.recv(&mut buffer).is_ok() {
+    while uninterrupted(|| socket.recv(&mut buffer)).is_ok() {
         numbers.push(u32::from_be_bytes(buffer));
     }
     numbers

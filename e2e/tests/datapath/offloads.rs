@@ -15,6 +15,7 @@ use nix::sys::{
     },
     time::{TimeVal, TimeValLike},
 };
+use thuban_cluster::wait::uninterrupted;
 use thuban_common::counters::Counter;
 use thuban_e2e::rig::{droplet::Pod, traffic::End};
 
@@ -33,8 +34,7 @@ fn send_segmented(from: End, to: End) -> Result<()> {
     ensure!(sender.send_to(&payload, (to.address, 7601))? == payload.len());
     let mut buffer = [0; 2000];
     for number in 0..10 {
-        let length = receiver
-            .recv(&mut buffer)
+        let length = uninterrupted(|| receiver.recv(&mut buffer))
             .with_context(|| format!("datagram {number} to {}", to.address))?;
         ensure!(length == 1000, "{length} bytes");
         ensure!(
@@ -100,8 +100,9 @@ fn sctp_packets_arrive_unchanged() -> Result<()> {
                 let address = SockaddrIn::new(a, b, c, d, 0);
                 sendto(sender.as_raw_fd(), &packet, &address, MsgFlags::empty())?;
                 let mut buffer = [0; 2000];
-                let length = recv(receiver.as_raw_fd(), &mut buffer, MsgFlags::empty())
-                    .with_context(|| format!("{size} bytes to {}", to.address))?;
+                let receive = || Ok(recv(receiver.as_raw_fd(), &mut buffer, MsgFlags::empty())?);
+                let length =
+                    uninterrupted(receive).with_context(|| format!("{size} bytes to {}", to.address))?;
                 ensure!(buffer[20..length] == packet, "{size} bytes differ");
             }
         }

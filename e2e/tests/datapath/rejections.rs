@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use nix::sys::socket::{setsockopt, sockopt::Mark};
+use thuban_cluster::wait::uninterrupted;
 use thuban_common::host_stack::MARK_REJECTION;
 use thuban_common::tables::{ATTACHMENT_REJECTS, LOCAL_HAS_POLICY, LOCAL_REJECTS};
 use thuban_e2e::rig::topology::Topology;
@@ -36,7 +37,9 @@ fn refused(to: IpAddr) -> Result<[Duration; 2]> {
     socket.connect(address)?;
     let start = Instant::now();
     socket.send(b"?")?;
-    let error = socket.recv(&mut [0; 8]).err().map(|error| error.kind());
+    let error = uninterrupted(|| socket.recv(&mut [0; 8]))
+        .err()
+        .map(|error| error.kind());
     // IPv4 says EHOSTUNREACH of ICMP 3/13, IPv6 EACCES of 1/1.
     let is_told = matches!(
         error,
@@ -81,7 +84,10 @@ fn are_refused_at_once(topology: &mut Topology) -> Result<()> {
         socket.send_to(b"!", (first.address, 90))?;
         Ok(())
     })?;
-    ensure!(receiving.recv(&mut [0; 8]).is_err(), "a pod vouches for itself");
+    ensure!(
+        uninterrupted(|| receiving.recv(&mut [0; 8])).is_err(),
+        "a pod vouches for itself"
+    );
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use thuban_cluster::wait::uninterrupted;
 use thuban_common::{
     counters::Counter,
     tables::{RemoteRow, SUBNET_SERVICES, SubnetEntry},
@@ -230,7 +231,9 @@ fn what_nobody_serves_is_refused_to_sockets_at_once() -> Result<()> {
                 socket.set_read_timeout(Some(Duration::from_secs(2)))?;
                 socket.connect(refused)?;
                 socket.send(b"?")?;
-                Ok(socket.recv(&mut [0; 8]).err().map(|error| error.kind()))
+                Ok(uninterrupted(|| socket.recv(&mut [0; 8]))
+                    .err()
+                    .map(|error| error.kind()))
             })?;
             ensure!(
                 kind == Some(std::io::ErrorKind::ConnectionRefused),
@@ -246,7 +249,9 @@ fn what_nobody_serves_is_refused_to_sockets_at_once() -> Result<()> {
                 socket.set_read_timeout(Some(Duration::from_secs(2)))?;
                 socket.connect(unheard)?;
                 socket.send(b"?")?;
-                Ok(socket.recv(&mut [0; 8]).err().map(|error| error.kind()))
+                Ok(uninterrupted(|| socket.recv(&mut [0; 8]))
+                    .err()
+                    .map(|error| error.kind()))
             })?;
             ensure!(
                 kind == Some(std::io::ErrorKind::ConnectionRefused),

@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use thuban_cluster::wait::uninterrupted;
 use thuban_e2e::rig::capture::Wire;
 
 pub enum Cable {
@@ -48,7 +49,7 @@ impl Cable {
         match self {
             Self::Socket(socket) => {
                 let mut buffer = vec![0; 70000];
-                let length = socket.recv(&mut buffer).ok()?;
+                let length = uninterrupted(|| socket.recv(&mut buffer)).ok()?;
                 buffer.truncate(length);
                 Some(buffer)
             }

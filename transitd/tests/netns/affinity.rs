@@ -8,6 +8,7 @@ use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     DropletRow, ExposedPort, ExposedRow, LocalRow, ServiceBackend, ServicePort, ServiceRow,
 };
+use thuban_testkit::wait::uninterrupted;
 
 use crate::policies::{FAR, OUTSIDE, SERVICE, backends, bytes};
 use crate::rig::{NODE, Rig, base_rows, eventually, in_namespace, local};
@@ -337,7 +338,7 @@ fn a_flow_of_udp_follows_when_its_backend_goes() {
         let pod = pod(&rig, number);
         let server = in_namespace(&pod, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 8080)).unwrap());
         std::thread::spawn(move || {
-            while let Ok((_, client)) = server.recv_from(&mut [0]) {
+            while let Ok((_, client)) = uninterrupted(|| server.recv_from(&mut [0])) {
                 let _ = server.send_to(&[number], client);
             }
         });
@@ -356,7 +357,9 @@ fn a_flow_of_udp_follows_when_its_backend_goes() {
     let answer = || {
         let mut answer = [0];
         client.send(&[1]).unwrap();
-        client.recv(&mut answer).map(|_| answer[0]).unwrap()
+        uninterrupted(|| client.recv(&mut answer))
+            .map(|_| answer[0])
+            .unwrap()
     };
     let first = answer();
     let (gone, stays) = if first == 1 { (0, 1) } else { (1, 0) };

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use thuban_proto::transit::{AddressKey, RowKey, row_key::Key};
+use thuban_testkit::wait::uninterrupted;
 
 use crate::rig::{Rig, base_rows, in_namespace, local, mapped};
 
@@ -81,7 +82,7 @@ fn receive(socket: &UdpSocket, vni: u32, last: u8, most: usize) -> Result<usize,
     let mut word = [0; 16];
     let mut count = 0;
     while count < most {
-        let Ok((length, from)) = socket.recv_from(&mut word) else {
+        let Ok((length, from)) = uninterrupted(|| socket.recv_from(&mut word)) else {
             break;
         };
         if word[..length] != [vni as u8, last] {

@@ -9,6 +9,7 @@ use serde_json::json;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{Denial, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, VpcRow};
+use thuban_testkit::wait::uninterrupted;
 
 use crate::follow::Follower;
 use crate::policies::{FAR, STRANGER, pod, rig_with, tenants, vpcs_and_networks};
@@ -164,7 +165,9 @@ fn heard(rig: &Rig, name: &str, to: Ipv4Addr) -> [Option<ErrorKind>; 2] {
         socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
         socket.connect((to, 8080)).unwrap();
         socket.send(b"?").unwrap();
-        socket.recv(&mut [0; 8]).err().map(|error| error.kind())
+        uninterrupted(|| socket.recv(&mut [0; 8]))
+            .err()
+            .map(|error| error.kind())
     });
     [connection, datagram]
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{ServicePort, ServiceRow};
+use thuban_testkit::wait::uninterrupted;
 
 use crate::operator::IN_THE_END;
 use crate::rig::{NODE, Rig, base_rows, dual, dual_rows, eventually, in_namespace, local};
@@ -121,7 +122,7 @@ fn query() -> Vec<u8> {
 pub fn asks(socket: &UdpSocket) -> bool {
     let mut answer = [0; 512];
     socket.send(&query()).unwrap();
-    matches!(socket.recv(&mut answer), Ok(length) if length > 12 && answer[3] & 0xf == 3)
+    matches!(uninterrupted(|| socket.recv(&mut answer)), Ok(length) if length > 12 && answer[3] & 0xf == 3)
 }
 
 fn dropped(rig: &Rig) -> usize {
@@ -238,7 +239,7 @@ fn tenants_have_dns_soon_after_a_crash_and_without_the_operator() {
         // patience.
         pod.send(&query()).unwrap();
         pod.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let heard = pod.recv(&mut [0; 512]).map_err(|error| error.kind());
+        let heard = uninterrupted(|| pod.recv(&mut [0; 512])).map_err(|error| error.kind());
         assert_eq!(heard, Err(ErrorKind::WouldBlock));
         rig.start();
         pod.set_read_timeout(Some(Duration::from_millis(5))).unwrap();

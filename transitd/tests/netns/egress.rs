@@ -9,7 +9,7 @@ use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     AddressKey, LocalRow, NetworkRow, RowKey, ServiceBackend, ServicePort, ServiceRow, row_key,
 };
-use thuban_testkit::wait::wait_for;
+use thuban_testkit::wait::{uninterrupted, wait_for};
 
 use crate::rig::{NODE, Rig, base_rows, in_namespace, local};
 use crate::rows::mapped;
@@ -154,7 +154,10 @@ fn pods_of_a_private_network_stay_in_their_vpc() {
     assert!(connect(&p1, OUTSIDE, 8080).is_err());
     assert!(rig.counter("outside_vpc") > dropped);
     open.write_all(&[1]).unwrap();
-    assert!(open.read(&mut [0]).is_err(), "a connection from before");
+    assert!(
+        uninterrupted(|| open.read(&mut [0])).is_err(),
+        "a connection from before"
+    );
     let shown = rig.rows("SUBNETS");
     let private = shown.iter().filter(|row| row["entry"]["private"] == true);
     let keys: Vec<_> = private.map(|row| row["key"].to_string()).collect();
@@ -179,10 +182,10 @@ fn answers_find_nobody_who_has_the_address_later() {
     });
     client.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     client.send_to(b"?", (OUTSIDE, 53)).unwrap();
-    let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
+    let (_, from) = uninterrupted(|| server.recv_from(&mut [0; 8])).unwrap();
     assert_eq!(from.ip(), IpAddr::from(NODE));
     server.send_to(b"1", from).unwrap();
-    assert!(client.recv(&mut [0; 8]).is_ok());
+    assert!(uninterrupted(|| client.recv(&mut [0; 8])).is_ok());
 
     // The next tenant with this address comes on this node, before conntrack forgets by itself.
     assert_eq!(rig.del("p1"), None);
@@ -197,7 +200,7 @@ fn answers_find_nobody_who_has_the_address_later() {
         .unwrap();
     server.send_to(b"2", from).unwrap();
     assert!(
-        stranger.recv(&mut [0; 8]).is_err(),
+        uninterrupted(|| stranger.recv(&mut [0; 8])).is_err(),
         "an answer for another tenant"
     );
 }
@@ -297,7 +300,7 @@ fn what_nodes_serve_is_reached_from_vpcs_that_have_it() {
     assert!(connect(&p1, SERVICE, 443).is_err());
     first.write_all(&[1]).unwrap();
     assert!(
-        first.read(&mut [0]).is_err(),
+        uninterrupted(|| first.read(&mut [0])).is_err(),
         "what is taken from a VPC is taken at once"
     );
 }

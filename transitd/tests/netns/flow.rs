@@ -10,6 +10,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use nix::sys::socket::{setsockopt, sockopt};
+use thuban_testkit::wait::uninterrupted;
 
 use crate::rig::in_namespace;
 
@@ -61,7 +62,7 @@ pub fn port(namespace: &str, port: u16) -> Receiver {
     let socket = socket(namespace, port);
     Box::new(move || {
         let mut buffer = [0; 64];
-        let length = socket.recv(&mut buffer).ok()?;
+        let length = uninterrupted(|| socket.recv(&mut buffer)).ok()?;
         Some(buffer[..length].try_into().unwrap_or_default())
     })
 }
@@ -137,7 +138,7 @@ impl Stream {
             stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
             let (mut total, mut buffer) = (0_u64, [0; 4096]);
             loop {
-                let length = stream.read(&mut buffer).expect("the stream broke");
+                let length = uninterrupted(|| stream.read(&mut buffer)).expect("the stream broke");
                 for byte in &buffer[..length] {
                     assert_eq!(*byte, total as u8, "byte {total}");
                     total += 1;

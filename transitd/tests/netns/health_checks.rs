@@ -9,6 +9,7 @@ use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     CheckFailure, CheckState, Checked, FrontBackend, FrontPort, FrontRow, HealthCheck,
 };
+use thuban_testkit::wait::uninterrupted;
 
 use crate::rig::{NODE, Rig, base_rows, in_namespace, local, mapped};
 
@@ -57,7 +58,7 @@ fn serve(rig: &Rig) {
     std::thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             // A check by TCP ends its connection at once.
-            if stream.read(&mut [0; 1024]).is_ok_and(|length| length > 0) {
+            if uninterrupted(|| stream.read(&mut [0; 1024])).is_ok_and(|length| length > 0) {
                 let _ = stream.write_all(b"hello\r\n");
             }
         }

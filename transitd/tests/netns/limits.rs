@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use thuban_proto::transit::row::Row;
 use thuban_testkit::packets::{Raw, datagram};
+use thuban_testkit::wait::uninterrupted;
 
 use crate::rig::{Rig, base_rows, eventually, in_namespace, judged, local};
 
@@ -48,7 +49,7 @@ fn serve(rig: &Rig) {
     let socket = in_namespace(rig.far(), || UdpSocket::bind(SERVER).unwrap());
     std::thread::spawn(move || {
         let mut buffer = [0; 16];
-        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+        while let Ok((length, from)) = uninterrupted(|| socket.recv_from(&mut buffer)) {
             if &buffer[..length] == QUESTION {
                 let _ = socket.send_to(QUESTION, from);
             }
@@ -62,7 +63,7 @@ fn answered(namespace: &str) -> usize {
         let socket = in_namespace(namespace, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
         socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         socket.connect(SERVER).unwrap();
-        (0..3).any(|_| socket.send(QUESTION).is_ok() && socket.recv(&mut [0; 16]).is_ok())
+        (0..3).any(|_| socket.send(QUESTION).is_ok() && uninterrupted(|| socket.recv(&mut [0; 16])).is_ok())
     });
     tries.count()
 }
@@ -152,7 +153,7 @@ fn seen_ports(rig: &Rig, server: &UdpSocket, pod: &str) -> RangeInclusive<u16> {
     let ports = (0..200).map(|_| {
         let socket = in_namespace(&client, || UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0)).unwrap());
         socket.send_to(QUESTION, SERVER).unwrap();
-        server.recv_from(&mut [0; 16]).unwrap().1.port()
+        uninterrupted(|| server.recv_from(&mut [0; 16])).unwrap().1.port()
     });
     let ports: Vec<u16> = ports.collect();
     *ports.iter().min().unwrap()..=*ports.iter().max().unwrap()

@@ -14,6 +14,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
 use thuban_proto::transit::ServiceRow;
 use thuban_proto::transit::row::Row;
 use thuban_testkit::packets::{GENEVE, checksum};
+use thuban_testkit::wait::uninterrupted;
 
 use self::forms::{Form, datagram, forms, packet, received, send_raw, tunnelled};
 use self::ways::{either, open_ways};
@@ -110,7 +111,7 @@ fn speak_as_a_router(rig: &Rig, egress: bool) {
         send_raw(&pod(rig), vec![packet(1, pod_address, FAR, &[], &icmp)]);
         let mut types = Vec::new();
         let mut buffer = [0; 256];
-        while let Ok(length) = heard.recv(&mut buffer) {
+        while let Ok(length) = uninterrupted(|| heard.recv(&mut buffer)) {
             types.extend(buffer[..length].get(20).copied());
         }
         types
@@ -178,7 +179,7 @@ fn nothing_for_the_overlays_port_reaches_the_nodes_stack() {
         }
         let mut came = BTreeSet::new();
         let mut buffer = [0; 256];
-        while let Ok(length) = inner.recv(&mut buffer) {
+        while let Ok(length) = uninterrupted(|| inner.recv(&mut buffer)) {
             came.insert(String::from_utf8_lossy(&buffer[..length]).into_owned());
         }
         (received(rig) - before, came)

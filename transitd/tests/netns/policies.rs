@@ -12,6 +12,7 @@ use thuban_proto::transit::{
     AddressKey, DropletRow, ExposedPort, ExposedRow, LocalRow, NetworkRow, RowKey, ServiceBackend,
     ServicePort, ServiceRow, row_key,
 };
+use thuban_testkit::wait::uninterrupted;
 
 use crate::host::send_ack;
 use crate::rig::{NODE, Rig, base_rows, eventually, local};
@@ -354,7 +355,7 @@ fn tenant_port_reaches_own_pod_never_its_address_successor() {
     for stream in [&mut beside, &mut stranger] {
         let _ = stream.write_all(&[1]);
         stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-        assert_ne!(stream.read(&mut [0]).ok(), Some(1));
+        assert_ne!(uninterrupted(|| stream.read(&mut [0])).ok(), Some(1));
     }
     let counted = rig.on_node("nft list chain inet seen out");
     assert!(counted.contains("counter packets 0 "), "{counted}");

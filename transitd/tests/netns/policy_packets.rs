@@ -7,6 +7,7 @@ use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     ClassRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier,
 };
+use thuban_testkit::wait::uninterrupted;
 
 use crate::policies::{FAR, STRANGER, exposed, pod, rig_with};
 use crate::rig::{self, NODE, Rig, in_namespace, local};
@@ -226,7 +227,7 @@ fn answers_by_udp(rig: &Rig, name: &str, address: Ipv4Addr) -> bool {
     let server = bound(&pod(rig, name), address);
     let client = bound(rig.node(), Ipv4Addr::UNSPECIFIED);
     client.send_to(b"?", server.local_addr().unwrap()).unwrap();
-    let (_, from) = server.recv_from(&mut [0; 8]).unwrap();
+    let (_, from) = uninterrupted(|| server.recv_from(&mut [0; 8])).unwrap();
     server.send_to(b"!", from).unwrap();
-    client.recv_from(&mut [0; 8]).is_ok()
+    uninterrupted(|| client.recv_from(&mut [0; 8])).is_ok()
 }

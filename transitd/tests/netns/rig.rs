@@ -15,7 +15,7 @@ use thuban_proto::transit::row::Row;
 use thuban_testkit::namespace::inside;
 use thuban_testkit::packets::checksum;
 use thuban_testkit::transitd::Files;
-use thuban_testkit::wait::{wait_for, wait_until};
+use thuban_testkit::wait::{uninterrupted, wait_for, wait_until};
 use tonic::transport::{Endpoint, Uri};
 
 use crate::operator::IN_THE_END;
@@ -487,7 +487,7 @@ pub fn ping(namespace: &str, source: Option<&str>, address: &str, count: u16, pa
                     .filter(|left| !left.is_zero())
                 {
                     socket.set_read_timeout(Some(left)).unwrap();
-                    let Ok((length, from)) = socket.recv_from(&mut buffer) else {
+                    let Ok((length, from)) = uninterrupted(|| socket.recv_from(&mut buffer)) else {
                         break;
                     };
                     let reply = &buffer[20..length];

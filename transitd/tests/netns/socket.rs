@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use fastrand::Rng;
 use thuban_proto::cni::{CheckRequest, StatusRequest};
+use thuban_testkit::wait::uninterrupted;
 
 use crate::rig::{Rig, base_rows, eventually, local};
 
@@ -89,7 +90,7 @@ fn only_root_is_answered_whatever_the_modes_say() {
             let mut stream = UnixStream::connect(path).unwrap();
             stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
             let _ = stream.write_all(PREFACE);
-            stream.read(&mut [0; 9]).unwrap_or_default()
+            uninterrupted(|| stream.read(&mut [0; 9])).unwrap_or_default()
         });
         asking.join().unwrap()
     };
@@ -118,7 +119,7 @@ fn two_hundred_silent_or_slow_callers_delay_nobody() {
     println!("served beside 200 idle callers in {:?}", start.elapsed());
     for stream in idle.iter_mut().step_by(6) {
         assert_eq!(
-            stream.read(&mut [0; 64]).unwrap(),
+            uninterrupted(|| stream.read(&mut [0; 64])).unwrap(),
             0,
             "who says nothing is hung up on"
         );
@@ -182,7 +183,7 @@ fn recorded(rig: &Rig) -> Vec<u8> {
             .write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 4, 1, 0, 0, 0, 0])
             .unwrap();
         let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
-        while let Ok(length @ 1..) = client.read(&mut buffer) {
+        while let Ok(length @ 1..) = uninterrupted(|| client.read(&mut buffer)) {
             bytes.extend_from_slice(&buffer[..length]);
         }
         bytes
@@ -264,7 +265,7 @@ fn whatever_is_said_neither_ends_nor_stalls_it() {
         if random.bool() {
             let _ = stream.shutdown(Shutdown::Write);
             let _ = stream.set_read_timeout(Some(Duration::from_millis(50)));
-            let _ = stream.read(&mut [0; 256]);
+            let _ = uninterrupted(|| stream.read(&mut [0; 256]));
         }
         drop(stream);
         if count % 50 == 0 {

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use nix::sys::socket::{setsockopt, sockopt};
 use thuban_testkit::packets::{header, probe, udp};
+use thuban_testkit::wait::uninterrupted;
 
 use crate::flow::word;
 use crate::rig::{NODE, Rig, in_namespace};
@@ -59,7 +60,7 @@ impl Peer {
         Box::new(move || {
             loop {
                 let mut buffer = [0; 2048];
-                let length = socket.recv(&mut buffer).ok()?;
+                let length = uninterrupted(|| socket.recv(&mut buffer)).ok()?;
                 let inner = buffer[..length].get(8 + 14..).unwrap_or_default();
                 // Pings that come before the flows do not belong to them.
                 if inner.get(9) == Some(&17) {
@@ -134,7 +135,7 @@ impl Played {
         let thread = std::thread::spawn(move || {
             let mut buffer = [0; 2048];
             while !stopped.load(Ordering::Relaxed) {
-                let Ok((length, from)) = socket.recv_from(&mut buffer) else {
+                let Ok((length, from)) = uninterrupted(|| socket.recv_from(&mut buffer)) else {
                     continue;
                 };
                 let is_question = is_control(&buffer) && buffer[8..10] == [0, 2];

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use serde::Serialize;
+use thuban_cluster::wait::uninterrupted;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_testkit::{operator::IN_THE_END, wait::wait_for};
 
@@ -215,7 +216,7 @@ fn names(pace: Pace) -> Result<Outcome> {
         let _ = socket.send(&query(identifier, &["web", "example"]));
         let deadline = Instant::now() + pace.patience;
         while Instant::now() < deadline {
-            let Ok(length) = socket.recv(&mut buffer) else {
+            let Ok(length) = uninterrupted(|| socket.recv(&mut buffer)) else {
                 continue;
             };
             if length > 12 && buffer[..2] == identifier.to_be_bytes() {

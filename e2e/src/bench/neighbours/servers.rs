@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use thuban_cluster::wait::uninterrupted;
 
 use crate::rig::namespace::Namespace;
 
@@ -81,7 +82,7 @@ pub fn names(namespace: &Namespace, address: impl Into<SocketAddr>) -> Result<Se
     Ok(Server::start(move |is_over| {
         let mut buffer = [0; 1500];
         while !is_over.load(Ordering::Relaxed) {
-            let Ok((length, from)) = socket.recv_from(&mut buffer) else {
+            let Ok((length, from)) = uninterrupted(|| socket.recv_from(&mut buffer)) else {
                 continue;
             };
             if let Some(answer) = answer(&buffer[..length]) {

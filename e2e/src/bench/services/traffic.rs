@@ -30,6 +30,7 @@ use nix::{
         time::{TimeVal, TimeValLike},
     },
 };
+use thuban_cluster::wait::uninterrupted;
 
 use crate::bench::{
     float,
@@ -130,7 +131,7 @@ fn take(listener: &TcpListener, taken: &Taken) {
         };
         thread::spawn(move || {
             let mut block = vec![0; BLOCK];
-            while let Ok(length) = stream.read(&mut block) {
+            while let Ok(length) = uninterrupted(|| stream.read(&mut block)) {
                 if length == 0 {
                     break;
                 }
@@ -194,8 +195,11 @@ pub fn ask(target: &Target, within: Duration) -> Result<u8> {
     stream.set_nodelay(true)?;
     stream.write_all(&[1])?;
     let mut answer = [0; 2];
-    ensure!(stream.read(&mut answer)? == 1, "no answer");
-    ensure!(stream.read(&mut answer[1..])? == 0, "more than an answer");
+    ensure!(uninterrupted(|| stream.read(&mut answer))? == 1, "no answer");
+    ensure!(
+        uninterrupted(|| stream.read(&mut answer[1..]))? == 0,
+        "more than an answer"
+    );
     Ok(answer[0])
 }
 

@@ -15,6 +15,7 @@ use nix::sys::{
     socket::{setsockopt, sockopt::ReceiveTimeout},
     time::{TimeVal, TimeValLike},
 };
+use thuban_cluster::wait::uninterrupted;
 
 use super::{Ends, within};
 use crate::bench::{
@@ -53,8 +54,11 @@ fn ask(address: SocketAddr, time: Duration) -> Result<f64> {
         stream.set_nodelay(true)?;
         stream.write_all(&[1])?;
         let mut answer = [0; 2];
-        ensure!(stream.read(&mut answer)? == 1, "no answer");
-        ensure!(stream.read(&mut answer)? == 0, "more than an answer");
+        ensure!(uninterrupted(|| stream.read(&mut answer))? == 1, "no answer");
+        ensure!(
+            uninterrupted(|| stream.read(&mut answer))? == 0,
+            "more than an answer"
+        );
         count += 1.0;
     }
     Ok(count / start.elapsed().as_secs_f64())

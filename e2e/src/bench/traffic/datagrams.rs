@@ -12,6 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, ensure};
+use thuban_cluster::wait::uninterrupted;
 
 use nix::sys::socket::{setsockopt, sockopt::RcvBufForce};
 
@@ -50,7 +51,7 @@ pub fn per_second(ends: Ends, time: Duration) -> Result<Vec<Sample>> {
             pin(SERVER_CORE)?;
             let mut buffer = [0; SIZE + 1];
             while !done.load(Ordering::Relaxed) {
-                if server.recv(&mut buffer).is_ok_and(|length| length == SIZE) {
+                if uninterrupted(|| server.recv(&mut buffer)).is_ok_and(|length| length == SIZE) {
                     received.fetch_add(1, Ordering::Relaxed);
                 }
             }

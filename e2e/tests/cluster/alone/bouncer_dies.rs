@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use thuban_cluster::Cluster;
+use thuban_cluster::wait::uninterrupted;
 
 use super::role_moves::NoDirectPaths;
 use crate::audit::wait_sound;
@@ -60,7 +61,7 @@ fn receive(server: &UdpSocket, is_over: &AtomicBool) -> Result<Arrivals> {
     let mut arrivals = Arrivals::new();
     let mut buffer = [0; 16];
     while !is_over.load(Ordering::Relaxed) {
-        if server.recv(&mut buffer).is_ok() {
+        if uninterrupted(|| server.recv(&mut buffer)).is_ok() {
             arrivals.entry(buffer[0]).or_default().push(Instant::now());
         }
     }

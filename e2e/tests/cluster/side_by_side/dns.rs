@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
+use thuban_cluster::wait::uninterrupted;
 
 use crate::support::{NOT_REACHED, PORT, Pod, apply, delete, get, lock, netexec_manifest, running};
 use crate::tenants::{SELECTOR, tenants};
@@ -93,7 +94,7 @@ fn asks(pod: &Pod, name: &str, patience: Duration) -> Result<(u8, Vec<Ipv4Addr>)
         socket.connect(DNS)?;
         socket.send(&query)?;
         let mut answer = [0; 4096];
-        let length = socket.recv(&mut answer)?;
+        let length = uninterrupted(|| socket.recv(&mut answer))?;
         read(&answer[..length], query.len())
     })
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
+use thuban_cluster::wait::uninterrupted;
 
 use crate::intruder::Intruder;
 use crate::packets::arrives;
@@ -176,8 +177,7 @@ fn service_with_nodes_overlay_port_backend_enters_no_vpc() {
             .wait_for("its other port leads to the node", TOLD_TIMEOUT, || {
                 asks(address, 7001, name.as_bytes())?;
                 let mut buffer = [0; 64];
-                let came = heard
-                    .recv(&mut buffer)
+                let came = uninterrupted(|| heard.recv(&mut buffer))
                     .map(|length| buffer[..length] == *name.as_bytes());
                 Ok(came.unwrap_or(false))
             })

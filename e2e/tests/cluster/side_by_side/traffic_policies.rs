@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
+use thuban_cluster::wait::uninterrupted;
 
 use crate::service_objects::wait_endpoint;
 use crate::support::{
@@ -217,7 +218,7 @@ fn udp_hostname_at(at: (Ipv4Addr, u16)) -> Result<String> {
     socket.connect(at)?;
     socket.send(b"hostname")?;
     let mut answer = [0; 256];
-    let length = socket.recv(&mut answer)?;
+    let length = uninterrupted(|| socket.recv(&mut answer))?;
     Ok(String::from_utf8_lossy(&answer[..length]).trim().to_owned())
 }
 

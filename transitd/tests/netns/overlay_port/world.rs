@@ -8,6 +8,7 @@ use thuban_proto::transit::{
     DropletRow, ExposedPort, ExposedRow, LocalRow, ServiceBackend, ServicePort, ServiceRow,
 };
 use thuban_testkit::packets::GENEVE;
+use thuban_testkit::wait::uninterrupted;
 
 use crate::rig::{Rig, dual, dual_rows, eventually, in_namespace};
 use crate::tcp::ANSWER_TIMEOUT;
@@ -152,7 +153,7 @@ pub(super) fn listen_at(namespace: &str, address: SocketAddr) -> UdpSocket {
 /// Whether one of the datagrams that have come begins like this. Takes all that have come.
 pub(super) fn has_come(socket: &UdpSocket, marker: &str) -> bool {
     let mut buffer = [0; 8192];
-    while let Ok((length, _)) = socket.recv_from(&mut buffer) {
+    while let Ok((length, _)) = uninterrupted(|| socket.recv_from(&mut buffer)) {
         if buffer[..length].starts_with(marker.as_bytes()) {
             return true;
         }
@@ -182,7 +183,7 @@ pub(super) fn echo(namespace: &str, port: u16) {
     socket.set_read_timeout(Some(ANSWER_TIMEOUT * 4)).unwrap();
     std::thread::spawn(move || {
         let mut buffer = [0; 2048];
-        while let Ok((length, from)) = socket.recv_from(&mut buffer) {
+        while let Ok((length, from)) = uninterrupted(|| socket.recv_from(&mut buffer)) {
             let _ = socket.send_to(&buffer[..length], from);
         }
     });

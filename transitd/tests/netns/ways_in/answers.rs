@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use thuban_common::tables::{HOST_SOURCE, HOST_TRACKED, HOST_TRACKED_V6};
 use thuban_testkit::packets::{datagram, send_raw};
+use thuban_testkit::wait::uninterrupted;
 
 use super::world::{
     Chunk, INIT, INIT_ACK, NODE_PORT, SCTP, SERVER, STRANGER6, Sctp, UDP, ask, exposed, rig, send_from,
@@ -46,7 +47,7 @@ fn send(socket: &UdpSocket, to: IpAddr, port: u16) {
 /// Whether something of a pod has come to the socket.
 fn has_come(socket: &UdpSocket) -> bool {
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-    let has_come = socket.recv_from(&mut [0; 64]).is_ok();
+    let has_come = uninterrupted(|| socket.recv_from(&mut [0; 64])).is_ok();
     socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     has_come
 }
@@ -78,7 +79,7 @@ fn tenants_pods_answer_the_node_by_udp() {
     });
     client.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     client.send(b"?").unwrap();
-    let refused = client.recv(&mut [0]).unwrap_err();
+    let refused = uninterrupted(|| client.recv(&mut [0])).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::ConnectionRefused);
 }
 
@@ -203,7 +204,7 @@ fn only_the_pod_that_the_node_asked_answers_it() {
     let (v4, v6) = tenants(7);
     for (address, tracked) in [IpAddr::from(v4), v6.into()].into_iter().zip(tracked()) {
         server.send_to(b"?", (as_v6(address), SERVER)).unwrap();
-        let (_, client) = third.recv_from(&mut [0; 64]).unwrap();
+        let (_, client) = uninterrupted(|| third.recv_from(&mut [0; 64])).unwrap();
         assert_eq!(client.ip().to_canonical(), tracked);
         send(&fourth, tracked, client.port());
         send(&other, tracked, client.port());

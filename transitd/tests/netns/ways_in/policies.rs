@@ -9,6 +9,7 @@ use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{
     ExposedRow, PolicyAction, PolicyBlock, PolicyPort, PolicyRule, PolicySetRow, PolicyTier, VpcRow,
 };
+use thuban_testkit::wait::uninterrupted;
 
 use super::world::{
     FAR6, NODE_PORT, NODE6, SERVER, SERVICE6, STRANGER6, TCP, UDP, ask, exposed_of, rig, send_from, serve,
@@ -309,10 +310,10 @@ fn an_error_about_what_a_pod_answers_reaches_it() {
     let server = socket_at(&pod(&rig, "p3"), Ipv4Addr::UNSPECIFIED, SERVER);
     let client = socket_at(rig.far(), STRANGER, 0);
     client.send_to(b"?", SocketAddr::from(TO[0])).unwrap();
-    let (_, from) = server.recv_from(&mut [0]).unwrap();
+    let (_, from) = uninterrupted(|| server.recv_from(&mut [0])).unwrap();
     server.connect(from).unwrap();
     drop(client);
     server.send(b"!").unwrap();
-    let error = server.recv(&mut [0]).unwrap_err();
+    let error = uninterrupted(|| server.recv(&mut [0])).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType};
 use thuban_proto::transit::row::Row;
 use thuban_proto::transit::{ExposedPort, ExposedRow, LocalRow, ServiceBackend, VpcRow};
-use thuban_testkit::wait::wait_until;
+use thuban_testkit::wait::{uninterrupted, wait_until};
 
 use crate::policies::{FAR, STRANGER, vpcs_and_networks};
 use crate::rig::{NODE, Rig, dual, eventually, in_namespace};
@@ -201,7 +201,7 @@ pub fn serve_at(namespace: &str, address: impl Into<IpAddr>, port: u16, own: u8)
     let (sender, clients) = channel();
     std::thread::spawn(move || {
         let mut buffer = vec![own; 1 << 16];
-        while let Ok((length, from)) = socket.recv_from(&mut buffer[1..]) {
+        while let Ok((length, from)) = uninterrupted(|| socket.recv_from(&mut buffer[1..])) {
             if sender.send(unmapped(from)).is_err() {
                 return;
             }
@@ -228,7 +228,7 @@ pub fn ask(namespace: &str, to: impl Into<SocketAddr>, length: usize) -> Option<
     socket.set_read_timeout(Some(ANSWER_TIMEOUT)).unwrap();
     socket.send(&vec![1; length]).unwrap();
     let mut answer = vec![0; 1 << 16];
-    let received = socket.recv(&mut answer).ok()?;
+    let received = uninterrupted(|| socket.recv(&mut answer)).ok()?;
     (received == length + 1).then(|| answer[0])
 }
 
