@@ -45,12 +45,7 @@ impl Served {
                 service: self.id,
                 index,
             };
-            let entry = BackendEntry {
-                address: address(*backend),
-                port: port.to_be(),
-                padding: 0,
-            };
-            programs.insert("BACKENDS", key, entry)?;
+            programs.insert("BACKENDS", key, backend_entry(*backend, *port))?;
         }
         let slots = if backends.is_empty() { 0 } else { SLOTS };
         let entry = self.entry(slots);
@@ -89,7 +84,7 @@ impl Served {
         vni: u32,
         backends: &[(IpAddr, u16, Ipv4Addr)],
     ) -> Result<()> {
-        for (index, (_, _, droplet)) in (0..).zip(backends) {
+        for (index, (backend, port, droplet)) in (0..).zip(backends) {
             let key = BackendKey {
                 service: self.id,
                 index,
@@ -102,7 +97,8 @@ impl Served {
                 address: address(self.service),
                 port: self.port.to_be(),
                 protocol: self.protocol,
-                padding: [0; 5],
+                padding: 0,
+                backend: backend_entry(*backend, *port),
             };
             programs.insert("HOMES", key, entry)?;
         }
@@ -144,5 +140,13 @@ impl Served {
             protocol,
             former: 0,
         }
+    }
+}
+
+fn backend_entry(backend: IpAddr, port: u16) -> BackendEntry {
+    BackendEntry {
+        address: address(backend),
+        port: port.to_be(),
+        padding: 0,
     }
 }

@@ -121,6 +121,7 @@ impl Pinned {
             let (key, home) = entry.unwrap();
             let backend = backends.get(&key, 0).unwrap();
             assert_eq!([home.service, home.index], [key.service, key.index]);
+            assert_eq!(home.backend, backend);
             (backend.address[15], (home.vni, home.droplet[3]))
         });
         homes.collect()

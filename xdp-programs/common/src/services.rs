@@ -98,7 +98,8 @@ pub struct BackendEntry {
     pub padding: u16,
 }
 
-/// HOMES[(service, index)]: where the backend of a front is, see [`FRONTS`].
+/// HOMES[(service, index)]: the backend of a front and where it is, see [`FRONTS`]. It has all that a front needs, so
+/// that a packet costs one look-up less. An element of the map, with its key, fits two cache lines.
 #[repr(C, align(8))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HomeEntry {
@@ -113,7 +114,9 @@ pub struct HomeEntry {
     pub address: Address,
     pub port: u16,
     pub protocol: u8,
-    pub padding: [u8; 5],
+    pub padding: u8,
+    /// The entry of BACKENDS.
+    pub backend: BackendEntry,
 }
 
 impl HomeEntry {
@@ -403,7 +406,8 @@ const _: () = {
     assert!(size_of::<SlotsEntry>() == 2 * CHUNK);
     assert!(size_of::<BackendKey>() == 8);
     assert!(size_of::<BackendEntry>() == 20);
-    assert!(size_of::<HomeEntry>() == 40 && offset_of!(HomeEntry, service) == 0);
+    assert!(size_of::<HomeEntry>() == 56 && offset_of!(HomeEntry, service) == 0);
+    assert!(offset_of!(HomeEntry, backend) == 36);
     assert!(size_of::<ConnectionKey>() == 44);
     assert!(size_of::<ConnectionEntry>() == 48);
     assert!(size_of::<AffinityKey>() == 20);

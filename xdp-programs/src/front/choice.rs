@@ -16,7 +16,7 @@ pub const NOW: u32 = 0;
 const BEFORE: u32 = 1;
 
 /// Chooses the backend of a packet to a front: [`Work::backend`], [`Work::home`] and the packet's new destination.
-/// Returns 0 if there is none. A global function, see `main`.
+/// Returns 0 if there is none, and leaves the destination then. A global function, see `main`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 unsafe extern "C" fn front_choose(packet: *const IpPacket, work: *mut Work, table: u32) -> u32 {
@@ -42,11 +42,13 @@ fn choose(packet: &IpPacket, work: &mut Work, table: u8) -> Option<()> {
         service: service.service,
         index: maps::slot(service.table, slot)?,
     };
-    let backend = maps::backend(work.backend.service, work.backend.index)?;
+    if !maps::read_home(&work.backend, &mut work.home) || !work.home.is_for(packet) {
+        return None;
+    }
     work.begin(packet);
-    work.to.destination = backend.address;
-    work.to.ports[1] = backend.port;
-    (maps::read_home(&work.backend, &mut work.home) && work.home.is_for(packet)).then_some(())
+    work.to.destination = work.home.backend.address;
+    work.to.ports[1] = work.home.backend.port;
+    Some(())
 }
 
 /// Chooses the backend of a packet of no connection that this droplet knows.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use thuban_common::services::{
-    BackendKey, CHUNK, FRONTS, HomeEntry, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+    BackendEntry, BackendKey, CHUNK, FRONTS, HomeEntry, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
 use thuban_common::tables::{DropletAddress, EndpointKey};
 
@@ -175,7 +175,8 @@ impl Services {
                 };
                 insert(&mut self.backends, "BACKENDS", at, target.backend)?;
                 if let Some(home) = target.home {
-                    insert(&mut self.homes, "HOMES", at, home_entry(at, key, home))?;
+                    let entry = home_entry(at, key, target.backend, home);
+                    insert(&mut self.homes, "HOMES", at, entry)?;
                 }
             }
         }
@@ -238,7 +239,12 @@ impl Services {
     }
 }
 
-fn home_entry(at: BackendKey, of: ServiceKey, (vni, droplet): (u32, DropletAddress)) -> HomeEntry {
+fn home_entry(
+    at: BackendKey,
+    of: ServiceKey,
+    backend: BackendEntry,
+    (vni, droplet): (u32, DropletAddress),
+) -> HomeEntry {
     HomeEntry {
         service: at.service,
         index: at.index,
@@ -247,7 +253,8 @@ fn home_entry(at: BackendKey, of: ServiceKey, (vni, droplet): (u32, DropletAddre
         address: of.address,
         port: of.port,
         protocol: of.protocol,
-        padding: [0; 5],
+        padding: 0,
+        backend,
     }
 }
 
@@ -274,8 +281,6 @@ fn indexes(known: &BTreeMap<Target, u32>, targets: &BTreeSet<Target>) -> BTreeMa
 
 #[cfg(test)]
 mod tests {
-    use thuban_common::services::BackendEntry;
-
     use super::*;
 
     fn backend(n: u8) -> Target {
