@@ -9,6 +9,7 @@ use std::{
     fs::File,
     net::{IpAddr, Ipv4Addr},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -288,6 +289,13 @@ impl Programs {
         let mut trie: LpmTrie<_, SourceKey, SourceEntry> = map.try_into()?;
         trie.insert(&Key::new(SOURCE_FRONT_BITS + prefix, key), entry, 0)
             .context("inserting into SOURCE_RANGES")
+    }
+
+    /// Returns how long and how often a program ran, while the kernel counted that.
+    pub fn runs(&self, name: &str) -> Result<(Duration, u64)> {
+        let program = self.ebpf.program(name);
+        let program = program.with_context(|| format!("no program {name}"))?.info()?;
+        Ok((program.run_time(), program.run_count()))
     }
 
     /// Returns a counter, summed over CPUs.

@@ -3,10 +3,15 @@
 //! A client's namespace and a node's are joined by a veth. The client sends as fast as one core can. The kernel does
 //! all further work on that core: the node's part, and dropping the frame when it comes back to the client's
 //! interface. So one over the rate is the time of a datagram. The time of a datagram that the node drops at its
-//! interface is taken off: the rest is the node's own work and the way of the frame out of the node.
+//! interface is taken off: the rest is the node's own work and the way of the frame out of the node. A front pays for
+//! more than at a NIC: a frame that came by a veth has no room for outer headers, so the kernel copies it.
 //!
 //! Datagrams go to each address in turn, from one port. For nftables each address is a connection that conntrack knows,
-//! so only the first datagram to an address is looked up in the map; a front looks up each.
+//! so only the first datagram to an address is looked up in the map; a front looks up each. With all of many addresses
+//! in turn the processor's cache has lost the entries of an address when its next datagram comes. So a second figure is
+//! taken with the first [`HOT`] addresses alone. The others are there, but nobody uses them.
+//!
+//! A third figure is the time of a front's program by the kernel's count, which has no way out of the node in it.
 
 use std::{
     fmt::Write,
@@ -15,6 +20,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use aya::sys::{Stats, enable_stats};
 use thuban_common::{counters::Counter, services::FRONTS};
 
 use super::Plan;
@@ -43,6 +49,10 @@ const UDP: u8 = 17;
 const FIRST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 0);
 const RANGE: &str = "198.18.0.0/15";
 const MESSAGE: [u8; 64] = [0x55; 64];
+/// Load balancers that are in use where only some of them are.
+const HOT: u32 = 64;
+/// The metric of what a datagram costs with [`HOT`] of the load balancers in use.
+pub const HOT_COST: &str = "hot_cost_ns";
 const WARM_UP: Duration = Duration::from_millis(300);
 /// The least share of datagrams that must pass. The rate is that of datagrams that passed.
 const PASSED: f64 = 0.9;
@@ -100,20 +110,19 @@ pub fn measure(plan: &Plan, results: &mut Results) -> Result<()> {
         for rig in &rigs {
             go_on()?;
             let name = rig.middle.name();
-            let rate = rig.rate(plan.time).with_context(|| name.clone())?;
-            let nanos = 1e9 / rate;
-            if rig.middle == Middle::Drop {
-                dropping = nanos;
-            }
-            let cost = nanos - dropping;
-            println!("round {round} of {}, {name:<15} {} ns", plan.rounds, number(cost));
-            results.add(
-                &name,
-                &[
-                    Sample::new("pps", "1/s", rate),
-                    Sample::new("cost_ns", "ns", cost),
-                ],
+            let samples = rig
+                .measure(plan.time, &mut dropping)
+                .with_context(|| name.clone())?;
+            let figures: Vec<String> = samples
+                .iter()
+                .map(|sample| format!("{} {}", sample.metric, number(sample.value)))
+                .collect();
+            println!(
+                "round {round} of {}, {name:<15} {}",
+                plan.rounds,
+                figures.join("  ")
             );
+            results.add(&name, &samples);
         }
     }
     Ok(())
@@ -176,15 +185,51 @@ impl Rig {
         })
     }
 
-    /// Returns the datagrams that passed in a second.
-    fn rate(&self, time: Duration) -> Result<f64> {
+    /// Measures the case. `dropping`: the time of a datagram that the node drops, ns, which one of the cases measures.
+    fn measure(&self, time: Duration, dropping: &mut f64) -> Result<Vec<Sample>> {
+        let rate = self.rate(time, self.addresses)?;
+        if self.middle == Middle::Drop {
+            *dropping = 1e9 / rate;
+        }
+        let cost = |rate: f64| 1e9 / rate - *dropping;
+        let mut samples = vec![
+            Sample::new("pps", "1/s", rate),
+            Sample::new("cost_ns", "ns", cost(rate)),
+        ];
+        if self.addresses > HOT {
+            let hot = self.rate(time, HOT)?;
+            samples.push(Sample::new(HOT_COST, "ns", cost(hot)));
+        }
+        if let Some(nanos) = self.program_time(time)? {
+            samples.push(Sample::new("program_ns", "ns", nanos));
+        }
+        Ok(samples)
+    }
+
+    /// Returns the time of a run of the front's program, ns. The kernel's count takes time itself, so no other figure
+    /// is taken meanwhile.
+    fn program_time(&self, time: Duration) -> Result<Option<f64>> {
+        let Some(programs) = &self.node.programs else {
+            return Ok(None);
+        };
+        let counting = enable_stats(Stats::RunTime).context("counting the time of programs")?;
+        let (before, first) = programs.runs("transit_tc")?;
+        self.rate(time, self.addresses)?;
+        let (after, last) = programs.runs("transit_tc")?;
+        drop(counting);
+        ensure!(last > first, "the program did not run");
+        Ok(Some((after - before).as_secs_f64() * 1e9 / float(last - first)))
+    }
+
+    /// Returns the datagrams, to so many of the addresses, that passed in a second.
+    fn rate(&self, time: Duration, addresses: u32) -> Result<f64> {
         self.client.run(|| {
             prefer(CLIENT_CORE)?;
             let socket = UdpSocket::bind((CLIENT, 1234)).context("binding")?;
-            self.send(&socket, WARM_UP)?;
+            self.send(&socket, WARM_UP, addresses)?;
             let (before, fronted) = (self.passed()?, self.fronted()?);
             let start = Instant::now();
-            let sent = self.send(&socket, time)?;
+            let sent = self.send(&socket, time, addresses)?;
             let elapsed = start.elapsed();
             let passed = float(self.passed()? - before);
             let sent = float(sent);
@@ -196,13 +241,13 @@ impl Rig {
         })
     }
 
-    /// Sends for this time; returns how many datagrams.
-    fn send(&self, socket: &UdpSocket, time: Duration) -> Result<u64> {
+    /// Sends to so many addresses in turn for this time; returns how many datagrams.
+    fn send(&self, socket: &UdpSocket, time: Duration, addresses: u32) -> Result<u64> {
         let (start, mut sent) = (Instant::now(), 0);
         while start.elapsed() < time {
             // The clock is read only now and then.
             for _ in 0..64 {
-                let number = (sent % u64::from(self.addresses)) as u32;
+                let number = (sent % u64::from(addresses)) as u32;
                 let address = Ipv4Addr::from_bits(FIRST.to_bits() + number);
                 socket.send_to(&MESSAGE, (address, PORT)).context("sending")?;
                 sent += 1;
