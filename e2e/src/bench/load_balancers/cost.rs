@@ -218,7 +218,8 @@ impl Rig {
         let (after, last) = programs.runs("transit_tc")?;
         drop(counting);
         ensure!(last > first, "the program did not run");
-        Ok(Some((after - before).as_secs_f64() * 1e9 / float(last - first)))
+        let took = after.saturating_sub(before);
+        Ok(Some(took.as_secs_f64() * 1e9 / float(last - first)))
     }
 
     /// Returns the datagrams, to so many of the addresses, that passed in a second.
@@ -226,10 +227,10 @@ impl Rig {
         self.client.run(|| {
             prefer(CLIENT_CORE)?;
             let socket = UdpSocket::bind((CLIENT, 1234)).context("binding")?;
-            self.send(&socket, WARM_UP, addresses)?;
+            send(&socket, WARM_UP, addresses)?;
             let (before, fronted) = (self.passed()?, self.fronted()?);
             let start = Instant::now();
-            let sent = self.send(&socket, time, addresses)?;
+            let sent = send(&socket, time, addresses)?;
             let elapsed = start.elapsed();
             let passed = float(self.passed()? - before);
             let sent = float(sent);
@@ -239,21 +240,6 @@ impl Rig {
             }
             Ok(passed / elapsed.as_secs_f64())
         })
-    }
-
-    /// Sends to so many addresses in turn for this time; returns how many datagrams.
-    fn send(&self, socket: &UdpSocket, time: Duration, addresses: u32) -> Result<u64> {
-        let (start, mut sent) = (Instant::now(), 0);
-        while start.elapsed() < time {
-            // The clock is read only now and then.
-            for _ in 0..64 {
-                let number = (sent % u64::from(addresses)) as u32;
-                let address = Ipv4Addr::from_bits(FIRST.to_bits() + number);
-                socket.send_to(&MESSAGE, (address, PORT)).context("sending")?;
-                sent += 1;
-            }
-        }
-        Ok(sent)
     }
 
     /// Returns the number of frames that came to the end of their way.
@@ -277,6 +263,21 @@ impl Rig {
             .map(|programs| programs.counter(Counter::Fronted))
             .transpose()
     }
+}
+
+/// Sends to so many addresses in turn for this time; returns how many datagrams.
+fn send(socket: &UdpSocket, time: Duration, addresses: u32) -> Result<u64> {
+    let (start, mut sent) = (Instant::now(), 0);
+    while start.elapsed() < time {
+        // The clock is read only now and then.
+        for _ in 0..64 {
+            let number = (sent % u64::from(addresses)) as u32;
+            let address = Ipv4Addr::from_bits(FIRST.to_bits() + number);
+            socket.send_to(&MESSAGE, (address, PORT)).context("sending")?;
+            sent += 1;
+        }
+    }
+    Ok(sent)
 }
 
 /// Returns rules that count and drop what comes in.
