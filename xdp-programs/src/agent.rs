@@ -144,7 +144,7 @@ fn packet<F: Frame>(
     }
     if gates::is_open_for_fronts(frame.interface()) && front::is_answer(frame, attachment, &observed.packet) {
         return match frame.tc() {
-            Some(tc) => front::answer(tc, attachment, config, &observed.packet),
+            Some(tc) => front::answer(tc, attachment, config, observed),
             None => Ok((F::PASS, None)),
         };
     }

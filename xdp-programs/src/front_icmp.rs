@@ -22,6 +22,7 @@ use thuban_common::{
         ipv4::{self, Ipv4Header},
         ipv6::{self, Ipv6Header},
     },
+    policy::AT_LAST,
     services::{ARRIVING, FRONTS, SEEN, ServiceKey, Signal},
     tables::{ConfigEntry, ENCAPSULATION_LENGTH, LOCAL_HAS_POLICY},
 };
@@ -30,7 +31,7 @@ use crate::{
     deliver,
     encapsulate::encapsulate,
     frame::{Frame, Outcome, tc::TcFrame},
-    front::{self, AT_LAST, NOW, PLAIN_IP},
+    front::{self, NOW, PLAIN_IP},
     inner, maps, policy,
     quoted::{difference, port},
     rewrite::{done, store, word},
@@ -241,21 +242,21 @@ fn unwrap(frame: &mut TcFrame, outer: &Ipv4Header, observed: &Observed) -> Outco
 /// [`Observed::next`] becomes the droplet that may know the connection, chosen as for a packet of it.
 #[inline(never)]
 fn find(config: &ConfigEntry, observed: &mut Observed, work: &mut Work) -> Result<(), Counter> {
-    let (vni, by) = (observed.vni, observed.stamp.class);
+    let (vni, by) = (observed.vni, observed.stamp.why());
     observed.next = config.droplet;
     if is_known(&observed.quoted, work, vni) {
         return Ok(());
     }
     // It opens nothing.
     work.signal = Signal::DATAGRAM;
-    let Ok(class) = front::next(&observed.quoted, work, vni, by, config.droplet) else {
+    let Ok(why) = front::next(&observed.quoted, work, vni, by, config.droplet) else {
         return Err(Counter::FrontErrorUnknown);
     };
     if work.home.droplet == config.droplet || by >= AT_LAST {
         return Err(Counter::FrontErrorUnknown);
     }
     observed.next = work.home.droplet;
-    observed.stamp.class = class;
+    observed.stamp = observed.stamp.with_why(why);
     Ok(())
 }
 

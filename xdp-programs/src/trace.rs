@@ -26,7 +26,7 @@ use crate::{
 /// The facts that a program found out about the packet, up to where the packet ended.
 pub struct Observed {
     pub packet: IpPacket,
-    /// The client's packet of the flow that an ICMP error at a front is about.
+    /// The client's packet of the flow that an ICMP error or a backend's answer at a front is of.
     pub quoted: IpPacket,
     pub vni: u32,
     pub next: DropletAddress,

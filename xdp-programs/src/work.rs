@@ -38,8 +38,12 @@ pub struct Work {
     /// The backend that a front chose, and where it is.
     pub backend: BackendKey,
     pub home: HomeEntry,
+    /// Whether that front wants the answers.
+    pub is_tunnel: bool,
     /// Whether the packet of a front is of a known connection.
     pub is_known: bool,
+    /// The droplet by which answers to a client outside leave, as [`ConnectionEntry::index`] has it.
+    pub answers_by: u32,
     /// The meaning of its transport header.
     pub signal: Signal,
     /// The packet's mark, if it comes from the node's own endpoint; else 0.

@@ -115,6 +115,8 @@ counters! {
     TraceLost = 29, "trace_lost";
     /// Records of denied packets that were lost, because nobody read DENIED in time.
     DenialsLost = 30, "denials_lost";
+    /// Front: a backend's answer from another droplet, sent to the client outside.
+    FrontReturned = 31, "front_returned";
 
     /// Drop: source MAC is not the endpoint's.
     SpoofedMac = 32, "spoofed_mac",
@@ -252,6 +254,9 @@ counters! {
     /// Drop: an ICMP packet by a front, and no error about an answer of a connection that this droplet knows.
     FrontErrorUnknown = 82, "front_error_unknown",
         "ignore a few: their connections have ended; if there are many, somebody outside forges ICMP errors";
+    /// Drop: a backend's answer for a client outside, and this droplet has no such front that sends answers.
+    FrontAnswerUnknown = 83, "front_answer_unknown",
+        "ends by itself while rows differ or the mode changes; otherwise somebody on the underlay forges packets";
 }
 
 impl Counter {

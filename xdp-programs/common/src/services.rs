@@ -46,7 +46,7 @@ pub struct ServiceEntry {
     /// Whether the service was used; only in the address's own entry (port 0), else 0. Agents set it to 1, transitd's
     /// scan clears it.
     pub used: u32,
-    /// The flags: [`SERVICE_LOCAL`].
+    /// The flags: [`SERVICE_LOCAL`], [`SERVICE_TUNNEL`].
     pub flags: u32,
 }
 
@@ -152,8 +152,9 @@ pub struct ConnectionKey {
 pub struct ConnectionEntry {
     /// The key's VNI: it says whose the entry is, see [`crate::tables`].
     pub vni: u32,
-    /// The backend's index, only in a forward entry: with `service` it is the backend's key, to check whether the
-    /// service still has the backend. [`NO_INDEX`] if no row of the service was here.
+    /// The backend's index in a forward entry: with `service` it is the backend's key, to check whether the service
+    /// still has the backend. [`NO_INDEX`] if no row of the service was here. In an entry of [`LEAVING`] the address of
+    /// the droplet by which answers leave, raw; [`NO_INDEX`] if they leave from this one.
     pub index: u32,
     /// The last time that was written for a packet, ns since boot.
     pub time: u64,
@@ -161,7 +162,7 @@ pub struct ConnectionEntry {
     pub address: Address,
     /// The port of the other side, network order.
     pub port: u16,
-    /// The packets that this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`], [`CONFIRMED`].
+    /// The packets that this direction has seen: [`SEEN`], [`FINISHED`], [`RESET`], [`CONFIRMED`], [`TUNNELLED`].
     pub state: u16,
     pub service: u32,
     /// The client's port at the other side, network order: in a forward entry the port that the backend sees, else the
@@ -289,6 +290,9 @@ pub struct GatesEntry {
 /// dropped: other droplets have some.
 pub const SERVICE_LOCAL: u32 = 1;
 
+/// [`ServiceEntry::flags`] of a port of a front: answers leave by the droplet that took the client's packet.
+pub const SERVICE_TUNNEL: u32 = 2;
+
 /// [`ServiceKey::vni`] of fronts: addresses outside of all VPCs. Any droplet takes their packets at its NIC, for
 /// backends of one VPC. No VPC has this VNI.
 pub const FRONTS: u32 = 0;
@@ -321,7 +325,11 @@ pub const RESET: u16 = 4;
 /// [`ConnectionEntry::state`]: a client outside answered the backend, so it has the address that it claims.
 pub const CONFIRMED: u16 = 8;
 
-/// [`ConnectionEntry::index`]: the backend is the one that answered first.
+/// [`ConnectionEntry::state`] of [`ARRIVING`]: a front asked for the answers. Each later packet may come by another
+/// front, which gets the next answers.
+pub const TUNNELLED: u16 = 0x10;
+
+/// [`ConnectionEntry::index`]: the backend is the one that answered first, or answers leave from this droplet.
 pub const NO_INDEX: u32 = u32::MAX;
 
 /// How long PENDING is believed, ns.

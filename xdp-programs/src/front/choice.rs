@@ -4,19 +4,20 @@
 use thuban_common::{
     counters::Counter,
     packet::ip::IpPacket,
-    services::{BackendKey, FRONTS, ServiceKey, has_connections},
+    policy::{AT_LAST, BY_FORMER, BY_TABLE},
+    services::{BackendKey, FRONTS, SERVICE_TUNNEL, ServiceKey, has_connections},
     tables::{ConfigEntry, DropletAddress},
 };
 
-use super::{AT_LAST, BY_FORMER, BY_TABLE, connection::goes_on};
+use super::connection::goes_on;
 use crate::{maps, service, trace::Observed, work::Work};
 
 /// [`ServiceKey::former`] of the table that new connections use, and of the one before it.
 pub const NOW: u32 = 0;
 const BEFORE: u32 = 1;
 
-/// Chooses the backend of a packet to a front: [`Work::backend`], [`Work::home`] and the packet's new destination.
-/// Returns 0 if there is none, and leaves the destination then. A global function, see `main`.
+/// Chooses the backend of a packet to a front: [`Work::backend`], [`Work::home`], [`Work::is_tunnel`] and the packet's
+/// new destination. Returns 0 if there is none, and leaves the destination then. A global function, see `main`.
 #[unsafe(no_mangle)]
 #[inline(never)]
 unsafe extern "C" fn front_choose(packet: *const IpPacket, work: *mut Work, table: u32) -> u32 {
@@ -37,6 +38,7 @@ fn choose(packet: &IpPacket, work: &mut Work, table: u8) -> Option<()> {
         former: table,
     };
     let service = maps::service(&work.service).filter(|service| service.slots != 0)?;
+    work.is_tunnel = service.flags & SERVICE_TUNNEL != 0;
     let slot = service::first_slot(packet, service, true);
     work.backend = BackendKey {
         service: service.service,
@@ -54,8 +56,8 @@ fn choose(packet: &IpPacket, work: &mut Work, table: u8) -> Option<()> {
 /// Chooses the backend of a packet of no connection that this droplet knows.
 #[inline(never)]
 pub(super) fn begin(config: &ConfigEntry, observed: &mut Observed, work: &mut Work) -> Result<(), Counter> {
-    let (vni, by, packet) = (observed.vni, observed.stamp.class, &observed.packet);
-    let class = next(packet, work, vni, by, config.droplet)?;
+    let (vni, by, packet) = (observed.vni, observed.stamp.why(), &observed.packet);
+    let why = next(packet, work, vni, by, config.droplet)?;
     observed.next = work.home.droplet;
     if observed.next == config.droplet {
         work.is_known = may_begin(packet, work) && goes_on(work, vni);
@@ -64,7 +66,7 @@ pub(super) fn begin(config: &ConfigEntry, observed: &mut Observed, work: &mut Wo
     if by >= AT_LAST {
         return Err(Counter::WouldReturn);
     }
-    observed.stamp.class = class;
+    observed.stamp = observed.stamp.with_why(why);
     Ok(())
 }
 

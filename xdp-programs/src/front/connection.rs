@@ -4,7 +4,7 @@ use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use thuban_common::{
     counters::Counter,
     packet::{ip::IpPacket, ipv4},
-    services::{CONFIRMED, ConnectionEntry, FINISHED, LEAVING, RESET, SEEN, has_ended},
+    services::{CONFIRMED, ConnectionEntry, FINISHED, LEAVING, RESET, SEEN, TUNNELLED, has_ended},
     tables::Address,
 };
 
@@ -33,7 +33,7 @@ pub(super) fn connection(work: &mut Work, vni: u32) -> bool {
     }
     work.to.destination = backend.address;
     work.to.ports = [backend.client_port, backend.port];
-    touch(entry, work);
+    touch(entry, work, vni);
     true
 }
 
@@ -42,13 +42,32 @@ pub fn is_endpoint_here(vni: u32, address: Address) -> bool {
     maps::rows(&maps::key(vni, address)).is_here()
 }
 
-/// Notes a client's packet. One that comes after a reset shows that somebody else sent the reset.
+/// Notes a client's packet to [`Work::to`], and by which droplet answers leave from now on. A packet that comes after a
+/// reset shows that somebody else sent the reset.
 #[inline(always)]
-fn touch(entry: &mut ConnectionEntry, work: &Work) {
+fn touch(entry: &mut ConnectionEntry, work: &mut Work, vni: u32) {
     if work.signal.state & RESET == 0 {
         entry.state &= !RESET;
     }
     connections::touch(entry, &work.signal, work.key.protocol);
+    if entry.state & TUNNELLED != 0 {
+        note_front(work, vni);
+    }
+}
+
+/// Writes the droplet by which answers leave into the entry that leads back, if it is another one now.
+#[inline(never)]
+fn note_front(work: &mut Work, vni: u32) {
+    let (backend, [client_port, port]) = (work.to.destination, work.to.ports);
+    set_leaving(work, &backend, [port, client_port]);
+    let Some(back) = maps::connection(&work.reverse) else {
+        return;
+    };
+    // An entry that another key has by now would send that one's answers astray.
+    let is_own = maps::other_side(back, vni).is_some_and(|front| front.address == work.key.destination);
+    if is_own && back.index != work.answers_by {
+        back.index = work.answers_by;
+    }
 }
 
 /// Whether a packet that may begin a connection is of one to the chosen backend that neither side has ended, or of any
@@ -74,7 +93,7 @@ pub(super) fn goes_on(work: &mut Work, vni: u32) -> bool {
     if goes_on {
         work.to.destination = backend.address;
         work.to.ports = [backend.client_port, backend.port];
-        touch(entry, work);
+        touch(entry, work, vni);
         return true;
     }
     // A missing entry is as good: then who removed it gave its share back.
@@ -104,6 +123,7 @@ pub(super) fn make(packet: &IpPacket, work: &mut Work, vni: u32) -> Result<(), C
         return Err(Counter::FrontNoRoom);
     }
     work.entry = ConnectionEntry::back(packet, vni, work.backend.service, vni, now());
+    work.entry.index = work.answers_by;
     let mut made = lead_back(work, vni);
     for attempt in 1..ATTEMPTS {
         // SCTP's ports are in a checksum that only the ends can compute.

@@ -4,8 +4,13 @@
 //! backend by the same table, translates the packet, and remembers the connection. The backend's answer leaves the node
 //! there, from the front's address. Fronts remember nothing, so a flow may pass from one to another.
 //!
+//! A front of mode Tunnel names itself in the packet's stamp, because the underlay may drop answers of nodes
+//! that don't announce the address (ADR 48). The backend's droplet remembers the front of the connection's latest
+//! packet, and its agent sends answers there, through the tunnel. That front sends them to the client.
+//!
 //! Invariant: a packet reaches an endpoint only by rows of the endpoint's own droplet, which name both the front and
-//! the VPC. An answer leaves only if a packet of its connection was let in. A packet that shows no ports, or that no
+//! the VPC. An answer leaves only if a packet of its connection was let in. A front sends another droplet's answer only
+//! by its own rows, to a client that it would take packets of. A packet that shows no ports, or that no
 //! front serves, is left to the node's stack. So is ICMP, except what [`crate::front_icmp`] takes.
 
 mod answers;
@@ -21,9 +26,9 @@ use thuban_common::{
         ipv4::{self, Ipv4Header},
         ipv6,
     },
-    policy::{STAMP_FRONT, Stamp},
-    services::{ARRIVING, CONFIRMED, RESET, Signal},
-    tables::{Address, ConfigEntry, ENCAPSULATION_LENGTH, LOCAL_HAS_POLICY, SUBNET_CLOSED},
+    policy::{ANSWER, BY_TABLE, Stamp},
+    services::{ARRIVING, CONFIRMED, NO_INDEX, RESET, Signal, TUNNELLED},
+    tables::{Address, ConfigEntry, ENCAPSULATION_LENGTH, LOCAL_HAS_POLICY, NO_DROPLET, SUBNET_CLOSED},
 };
 
 pub use answers::{answer, is_answer};
@@ -49,18 +54,8 @@ const HEADERS: u32 = (ethernet::LENGTH + ipv6::LENGTH + 20) as u32;
 /// Where the IP header of a plain frame begins.
 pub const PLAIN_IP: u32 = ethernet::LENGTH as u32;
 
-/// What a front says of its packet: the class says why the droplet gets it.
-pub const STAMP: Stamp = Stamp {
-    class: BY_TABLE,
-    egress_set: 0,
-    flags: STAMP_FRONT,
-};
-/// The front's table says so.
-const BY_TABLE: u32 = 0;
-/// A droplet that does not know the connection says so, by the table before the last change.
-const BY_FORMER: u32 = 1;
-/// A droplet says so that another one asked in vain. The packet goes no further.
-pub const AT_LAST: u32 = 2;
+/// What a front says of a packet whose answers it does not want.
+pub const STAMP: Stamp = Stamp::of_front(BY_TABLE, NO_DROPLET);
 
 /// Takes a packet that is not Geneve, if it is for a front; else it is the host's.
 #[inline(always)]
@@ -81,7 +76,11 @@ pub fn take<F: Frame>(frame: &mut F, config: &ConfigEntry, observed: &mut Observ
         return Ok((F::PASS, None));
     };
     observed.vni = work.home.vni;
-    observed.stamp = STAMP;
+    observed.stamp = if work.is_tunnel {
+        Stamp::of_front(BY_TABLE, config.droplet)
+    } else {
+        STAMP
+    };
     if !admits(&observed.packet, observed.vni) {
         return Err(Counter::OutOfSourceRanges);
     }
@@ -184,7 +183,7 @@ fn enter(frame: &mut TcFrame, observed: &Observed, work: &Work) -> Outcome {
     Ok((verdict, Some(Counter::FrontDelivered)))
 }
 
-/// Handles a packet that a front sent here.
+/// Handles a packet that a front sent here, or an answer to one that this droplet sent as a front.
 #[inline(always)]
 pub fn arrive<F: Frame>(
     frame: &mut F,
@@ -198,6 +197,7 @@ pub fn arrive<F: Frame>(
         return Err(Counter::BadHeader);
     }
     match frame.tc() {
+        Some(tc) if observed.stamp.why() == ANSWER => answers::arrived(tc, config, outer, observed),
         Some(tc) if front_icmp::is_icmp(&observed.packet) => front_icmp::arrived(tc, config, outer, observed),
         Some(tc) => arrived(tc, config, outer, observed),
         None => Ok((F::PASS, None)),
@@ -266,7 +266,7 @@ fn find(
     Ok(())
 }
 
-/// Checks a client's packet, and finds its connection.
+/// Checks a client's packet, and finds its connection. [`Work::answers_by`] has the droplet that wants the answers.
 #[inline(never)]
 fn look_up(frame: &TcFrame, offset: u32, observed: &Observed, work: &mut Work) -> Result<(), Counter> {
     let (vni, packet) = (observed.vni, &observed.packet);
@@ -277,6 +277,12 @@ fn look_up(frame: &TcFrame, offset: u32, observed: &Observed, work: &mut Work) -
     work.signal = signal(frame, packet, offset)?;
     if work.signal.confirms {
         work.signal.state |= CONFIRMED;
+    }
+    work.answers_by = NO_INDEX;
+    let front = observed.stamp.front();
+    if front != NO_DROPLET {
+        work.answers_by = u32::from_ne_bytes(front);
+        work.signal.state |= TUNNELLED;
     }
     work.set_key(vni, packet, ARRIVING);
     work.begin(packet);

@@ -28,7 +28,7 @@ pub use grants::{
 pub use lists::{
     DEPTH, LAST_POINT, LISTS_CAPACITY, ListEntry, ListKey, MAX_RANGES, PortRange, RANGES, look_up, point,
 };
-pub use stamp::{STAMP_FRONT, STAMP_GUARDED, STAMP_REPLY, Stamp};
+pub use stamp::{ANSWER, AT_LAST, BY_FORMER, BY_TABLE, STAMP_FRONT, STAMP_GUARDED, STAMP_REPLY, Stamp};
 pub use verdict::{Lookups, judge, try_judge};
 
 /// The greatest id of a class or set.

@@ -1,7 +1,7 @@
 //! The stamp: what a packet between droplets says of its sender.
 
 use super::UNKNOWN_CLASS;
-use crate::packet::ethernet::EthernetHeader;
+use crate::{packet::ethernet::EthernetHeader, tables::DropletAddress};
 
 /// What a packet between droplets says of its sender. It is in the inner Ethernet header, whose addresses nobody
 /// needs: the receiver writes the pod's own.
@@ -12,6 +12,8 @@ use crate::packet::ethernet::EthernetHeader;
 /// | 0, high half | reserved | flags: 1 [`STAMP_FRONT`]; else reserved |
 /// | 1 to 3 | egress set, network order; 0: none | class, network order; 0: unknown |
 /// | 4, 5 | reserved | reserved |
+///
+/// With [`STAMP_FRONT`] class and egress set say other things, see [`Stamp::of_front`].
 ///
 /// The reserved 39 bits are sent as 0 and not read. Both addresses are unicast and locally administered. All packets of
 /// a flow have one stamp, or the kernel would not aggregate them.
@@ -31,11 +33,56 @@ pub const STAMP_GUARDED: u16 = 8;
 /// it chooses the backend.
 pub const STAMP_FRONT: u16 = 0x10;
 
+/// [`Stamp::why`]: the front's table says so.
+pub const BY_TABLE: u32 = 0;
+/// [`Stamp::why`]: a droplet that does not know the connection says so, by the table before the last change.
+pub const BY_FORMER: u32 = 1;
+/// [`Stamp::why`]: a droplet says so that another one asked in vain. The packet goes no further.
+pub const AT_LAST: u32 = 2;
+/// [`Stamp::why`]: the packet is a backend's answer, which the front is to send to the client.
+pub const ANSWER: u32 = 3;
+
 const STAMPED: u16 = 6;
 const OF_SENDER: u16 = 2;
 const HALF: u16 = 0xf;
 
 impl Stamp {
+    /// Returns the stamp of a packet by a front. `why` is in the low 16 bits of the class. `front` is the droplet that
+    /// wants the answers, zeros if nobody wants them: its first byte is the high byte of the class, the others are the
+    /// egress set. So the answers find that droplet, however many droplets pass the packet on.
+    #[inline(always)]
+    pub const fn of_front(why: u32, front: DropletAddress) -> Self {
+        let [first, a, b, c] = front;
+        Self {
+            class: (first as u32) << 16 | why,
+            egress_set: u32::from_be_bytes([0, a, b, c]),
+            flags: STAMP_FRONT,
+        }
+    }
+
+    /// Returns why a droplet gets a packet of a front: [`BY_TABLE`] and the constants behind it.
+    #[inline(always)]
+    pub const fn why(self) -> u32 {
+        self.class & 0xffff
+    }
+
+    /// Returns the same stamp of a front's packet with another reason.
+    #[inline(always)]
+    #[must_use]
+    pub const fn with_why(self, why: u32) -> Self {
+        Self {
+            class: self.class & !0xffff | why,
+            ..self
+        }
+    }
+
+    /// Returns the droplet that wants the answers to a front's packet, see [`Self::of_front`].
+    #[inline(always)]
+    pub const fn front(self) -> DropletAddress {
+        let [_, a, b, c] = self.egress_set.to_be_bytes();
+        [(self.class >> 16) as u8, a, b, c]
+    }
+
     /// Returns the inner Ethernet header that bears the stamp.
     #[inline(always)]
     pub const fn header(self, ethertype: u16) -> EthernetHeader {
@@ -121,6 +168,25 @@ mod tests {
             }
             assert_eq!(Stamp::read(&header), stamp, "seed {}", random.seed());
         }
+    }
+
+    #[test]
+    fn a_fronts_stamp_names_the_droplet_that_wants_the_answers() {
+        let mut random = Random::from_clock();
+        for _ in 0..10_000 {
+            let front = random.u32().to_ne_bytes();
+            let stamp = Stamp::of_front(BY_TABLE, front).with_why(AT_LAST);
+            let read = Stamp::read(&stamp.header(ethernet::IPV6));
+            assert_eq!(read, stamp, "seed {}", random.seed());
+            let said = (read.why(), read.front(), read.flags);
+            assert_eq!(said, (AT_LAST, front, STAMP_FRONT), "seed {}", random.seed());
+        }
+        let plain = Stamp::of_front(BY_FORMER, [0; 4]);
+        assert_eq!(
+            (plain.class, plain.egress_set),
+            (BY_FORMER, 0),
+            "as without any droplet"
+        );
     }
 
     #[test]
