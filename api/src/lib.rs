@@ -94,8 +94,15 @@ pub const IP_POOL_ANNOTATION: &str = "thuban.dev/ip-pool";
 /// Annotation of Services: the addresses that their load balancer wants, at most one of each family, separated by a
 /// comma.
 pub const LOAD_BALANCER_IPS_ANNOTATION: &str = "thuban.dev/load-balancer-ips";
-/// Annotation of Services: how clients outside reach the load balancer's backends, `Dsr` or `Node`.
+/// Annotation of Services: how clients outside reach the load balancer's backends, `Dsr`, `Tunnel` or `Node`.
 pub const LOAD_BALANCER_MODE_ANNOTATION: &str = "thuban.dev/load-balancer-mode";
+/// The mode `Dsr`, also as the reason of [`FRONT_CONDITION`]: answers leave from the backends' nodes.
+pub const DSR_MODE: &str = "Dsr";
+/// The mode `Tunnel`, also as the reason of [`FRONT_CONDITION`]: answers leave from the nodes that take the clients'
+/// packets.
+pub const TUNNEL_MODE: &str = "Tunnel";
+/// The mode `Node`: nodes' own stacks serve the addresses.
+pub const NODE_MODE: &str = "Node";
 /// Annotation of Services: the name of their load balancer's addresses in DNS.
 pub const DNS_NAME_ANNOTATION: &str = "thuban.dev/dns-name";
 /// Annotation of Services: the seconds for which clients are still answered after the name is gone.

@@ -4,7 +4,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{AnnounceBy, Condition, HealthCheck};
+use crate::{AnnounceBy, Condition, DSR_MODE, HealthCheck, NODE_MODE, TUNNEL_MODE};
 
 /// The Service, and which addresses it wants.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -43,7 +43,7 @@ use crate::{AnnounceBy, Condition, HealthCheck};
 #[kube(
     validation = Rule::new("self.metadata.name.size() <= 63").message("metadata.name must have at most 63 characters"),
     validation = Rule::new("!has(self.spec.healthCheck) || !has(self.spec.mode) || self.spec.mode != 'Node'")
-        .message("spec.healthCheck has no effect in spec.mode Node: choose Dsr, or a readiness probe of the pods")
+        .message("spec.healthCheck has no effect in spec.mode Node: choose Dsr or Tunnel, or a readiness probe of the pods")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct VipSpec {
@@ -94,7 +94,8 @@ pub struct VipSpec {
     #[schemars(length(max = 8), inner(length(min = 1, max = 63)))]
     pub profiles: Vec<String>,
     /// How clients outside reach backends. `Dsr`: nodes send their packets on to any backend, which answers from its
-    /// own node. `Node`: the node that gets a packet translates it. Default: `Dsr`.
+    /// own node. `Tunnel`: the same, but answers go back by the node that got the client's packet, for underlays that
+    /// check source addresses. `Node`: the node that gets a packet translates it. Default: `Dsr`.
     #[serde(default)]
     pub mode: VipMode,
     /// How the nodes of backends check them. A backend that fails gets no new connections by the Vip, as long as others
@@ -141,7 +142,19 @@ pub enum VipProtocol {
 pub enum VipMode {
     #[default]
     Dsr,
+    Tunnel,
     Node,
+}
+
+impl VipMode {
+    /// Returns the mode as Services' annotations have it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Dsr => DSR_MODE,
+            Self::Tunnel => TUNNEL_MODE,
+            Self::Node => NODE_MODE,
+        }
+    }
 }
 
 /// The name of a Vip's addresses in DNS.

@@ -13,7 +13,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::{
     ConditionStatus, HEALTH_CHECK_ANNOTATION, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip,
-    VipMode, VipPort, VipProfile, VipProfileSpec, VipProtocol, VipStatus,
+    VipPort, VipProfile, VipProfileSpec, VipProtocol, VipStatus,
 };
 use tracing::info;
 
@@ -213,10 +213,7 @@ fn annotate(vip: &Vip, source: &Service, is_private: bool, annotations: &mut BTr
         Some(value) => annotations.insert(name.to_owned(), value),
         None => annotations.remove(name),
     };
-    let mode = match vip.spec.mode {
-        VipMode::Dsr => "Dsr",
-        VipMode::Node => "Node",
-    };
+    let mode = vip.spec.mode.name();
     set(MODE_ANNOTATION, (!is_private).then(|| mode.to_owned()));
     set(
         NETWORK_ANNOTATION,

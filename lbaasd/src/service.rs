@@ -17,7 +17,10 @@ pub use thuban_api::{
     IP_POOL_ANNOTATION as POOL_ANNOTATION, LOAD_BALANCER_IPS_ANNOTATION as ADDRESSES_ANNOTATION,
     LOAD_BALANCER_MODE_ANNOTATION as MODE_ANNOTATION,
 };
-use thuban_api::{FRONT_CONDITION, HEALTH_CHECK_ANNOTATION, HealthCheck, IpFamily, Vip, VipDns, VipSpec};
+use thuban_api::{
+    DSR_MODE as DSR, FRONT_CONDITION, HEALTH_CHECK_ANNOTATION, HealthCheck, IpFamily, NODE_MODE as NODE,
+    TUNNEL_MODE as TUNNEL, Vip, VipDns, VipSpec,
+};
 use tracing::{info, warn};
 
 use crate::CLASS;
@@ -28,9 +31,9 @@ use crate::vip::ending::is_withdrawn;
 /// The most seconds of [`DRAIN_ANNOTATION`].
 const LONGEST_DRAIN: u32 = 3600;
 /// Nodes send a client's packets on to any backend, which answers the client from its own node (direct server return);
-/// or the node that gets a packet translates it, as for other load balancers.
-const MODES: [&str; 2] = [DSR, "Node"];
-const DSR: &str = "Dsr";
+/// or by the node that got the client's packet; or the node that gets a packet translates it, as for other load
+/// balancers.
+const MODES: [&str; 3] = [DSR, TUNNEL, NODE];
 /// The length of the longest name of an IpPool, and of the longest label of a name in DNS.
 const LONGEST_NAME: usize = 63;
 /// The length of the longest name in DNS.
@@ -102,7 +105,7 @@ pub fn wanted(service: &Service, is_default: bool) -> Result<Option<VipSpec>, St
     }
     if let Some(mode) = annotation(MODE_ANNOTATION).filter(|mode| !MODES.contains(mode)) {
         return Err(format!(
-            "{MODE_ANNOTATION}: {mode} is neither of {}",
+            "{MODE_ANNOTATION}: {mode} is none of {}",
             MODES.join(", ")
         ));
     }
@@ -154,9 +157,9 @@ pub fn health_check(service: &Service) -> Result<Option<HealthCheck>, String> {
         return Ok(None);
     };
     let mode = service.annotations().get(MODE_ANNOTATION);
-    if mode.is_some_and(|mode| mode != DSR) {
+    if mode.is_some_and(|mode| mode != DSR && mode != TUNNEL) {
         return Err(format!(
-            "{HEALTH_CHECK_ANNOTATION}: it has no effect with {MODE_ANNOTATION} other than {DSR}"
+            "{HEALTH_CHECK_ANNOTATION}: it has no effect with {MODE_ANNOTATION} other than {DSR} and {TUNNEL}"
         ));
     }
     let check = HealthCheck::of_annotation(text);
@@ -326,7 +329,7 @@ async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Resul
     };
     let ingress: Vec<_> = addresses.iter().map(ingress).collect();
     let is_told = |service: &Service| {
-        told(service) == ingress && is_front(service) == wants_front(service, !ingress.is_empty())
+        told(service) == ingress && front(service) == wanted_front(service, !ingress.is_empty())
     };
     if is_told(service) {
         return Ok(());
@@ -335,7 +338,7 @@ async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Resul
         if is_told(service) {
             return false;
         }
-        let wants_front = wants_front(service, !ingress.is_empty());
+        let mode = wanted_front(service, !ingress.is_empty()).map(ToOwned::to_owned);
         let generation = service.metadata.generation;
         let status = service.status.get_or_insert_with(ServiceStatus::default);
         status.load_balancer = Some(LoadBalancerStatus {
@@ -343,12 +346,12 @@ async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Resul
         });
         let conditions = status.conditions.get_or_insert_default();
         conditions.retain(|condition| condition.type_ != FRONT_CONDITION);
-        if wants_front {
+        if let Some(mode) = mode {
             conditions.push(Condition {
                 type_: FRONT_CONDITION.to_owned(),
                 status: "True".to_owned(),
-                reason: DSR.to_owned(),
-                message: "nodes send packets on to any backend, which answers from its own node".to_owned(),
+                message: meaning(&mode).to_owned(),
+                reason: mode,
                 observed_generation: generation,
                 last_transition_time: Time(Timestamp::now()),
             });
@@ -359,19 +362,28 @@ async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Resul
     .map(drop)
 }
 
-/// Whether a Service's addresses are to be fronts.
-fn wants_front(service: &Service, has_addresses: bool) -> bool {
+/// Returns the mode if a Service's addresses are to be fronts.
+fn wanted_front(service: &Service, has_addresses: bool) -> Option<&str> {
     let mode = service.annotations().get(MODE_ANNOTATION);
-    has_addresses && mode.is_none_or(|mode| mode == DSR)
+    let mode = mode.map_or(DSR, String::as_str);
+    Some(mode).filter(|mode| has_addresses && [DSR, TUNNEL].contains(mode))
 }
 
-/// Whether a Service's status says that they are.
-fn is_front(service: &Service) -> bool {
-    let status = service.status.as_ref();
-    let mut conditions = status
-        .iter()
-        .flat_map(|status| status.conditions.iter().flatten());
-    conditions.any(|condition| condition.type_ == FRONT_CONDITION && condition.status == "True")
+/// Returns the mode if a Service's status says that they are.
+fn front(service: &Service) -> Option<&str> {
+    let mut conditions = service.status.as_ref()?.conditions.as_ref()?.iter();
+    let front = conditions.find(|condition| condition.type_ == FRONT_CONDITION && condition.status == "True");
+    front.map(|condition| condition.reason.as_str())
+}
+
+/// Returns what a mode of fronts means, for the condition.
+fn meaning(mode: &str) -> &'static str {
+    if mode == TUNNEL {
+        "nodes send packets on to any backend, whose answers go back by the same node. While a node's transitd does \
+         not know this mode, nodes' own stacks serve the addresses"
+    } else {
+        "nodes send packets on to any backend, which answers from its own node"
+    }
 }
 
 fn told(service: &Service) -> Vec<LoadBalancerIngress> {

@@ -213,7 +213,7 @@ pub fn exposed() -> Exposed {
     }
 }
 
-/// Returns TCP port 443 of 203.0.113.1, with a backend on this droplet and one on another.
+/// Returns TCP port 443 of 203.0.113.1, with a backend on this droplet and one on another, and answers by the tunnel.
 pub fn front() -> Front {
     Front {
         vni: VNI,
@@ -228,6 +228,7 @@ pub fn front() -> Front {
         clients: Some(["198.51.100.0/24".parse().unwrap()].into()),
         service: "red/web".into(),
         check: Some(health_check()),
+        tunnel: true,
     }
 }
 

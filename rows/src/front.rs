@@ -28,6 +28,8 @@ pub struct Front {
     pub service: String,
     /// The check that each droplet makes of its own backends; none: nothing is checked.
     pub check: Option<HealthCheck>,
+    /// Answers go back through the tunnel to the droplet that took the client's packet.
+    pub tunnel: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +67,7 @@ impl TryFrom<FrontRow> for Front {
             clients: clients::read(address, row.clients)?,
             service: row.service,
             check: row.check.map(HealthCheck::try_from).transpose()?,
+            tunnel: row.tunnel,
         })
     }
 }
@@ -100,6 +103,7 @@ impl From<&Front> for FrontRow {
             clients: clients::write(row.clients.as_ref()),
             service: row.service.clone(),
             check: row.check.as_ref().map(Into::into),
+            tunnel: row.tunnel,
         }
     }
 }

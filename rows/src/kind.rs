@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
-use thuban_proto::transit::RowKind;
+use thuban_proto::transit::{Hello, RowKind};
 
 /// Defines all kinds in one list, for all code that must know every kind.
 macro_rules! kinds {
@@ -82,14 +82,29 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The kinds that a droplet understands.
+/// The kinds that a droplet understands, and what it understands of them beyond the first version of a kind.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kinds(BTreeSet<Kind>);
+pub struct Kinds {
+    kinds: BTreeSet<Kind>,
+    /// The droplet understands [`Front::tunnel`](crate::Front::tunnel).
+    has_tunnel: bool,
+}
 
 impl Kinds {
     /// Returns all kinds that this version knows.
     pub fn all() -> Self {
-        Kind::ALL.iter().copied().collect()
+        Self {
+            kinds: Kind::ALL.iter().copied().collect(),
+            has_tunnel: true,
+        }
+    }
+
+    /// Returns what the droplet of a Hello understands.
+    pub fn of(hello: &Hello) -> Self {
+        Self {
+            has_tunnel: hello.front_tunnel,
+            ..Self::read(&hello.row_kinds)
+        }
     }
 
     /// Reads the kinds of `Hello.row_kinds`. An empty list means [`BASELINE`]; numbers of a newer version are left out.
@@ -105,11 +120,16 @@ impl Kinds {
 
     /// Returns the numbers for `Hello.row_kinds`.
     pub fn numbers(&self) -> Vec<i32> {
-        self.0.iter().map(|kind| kind.number()).collect()
+        self.kinds.iter().map(|kind| kind.number()).collect()
     }
 
     pub fn contains(&self, kind: Kind) -> bool {
-        self.0.contains(&kind)
+        self.kinds.contains(&kind)
+    }
+
+    /// Whether the droplet understands fronts whose answers go back through the tunnel.
+    pub fn has_tunnel(&self) -> bool {
+        self.has_tunnel && self.contains(Kind::Front)
     }
 
     /// Returns the kinds that this version knows and the droplet does not understand.
@@ -120,7 +140,10 @@ impl Kinds {
 
 impl FromIterator<Kind> for Kinds {
     fn from_iter<T: IntoIterator<Item = Kind>>(kinds: T) -> Self {
-        Self(kinds.into_iter().collect())
+        Self {
+            kinds: kinds.into_iter().collect(),
+            has_tunnel: false,
+        }
     }
 }
 
@@ -131,7 +154,13 @@ mod tests {
     #[test]
     fn kinds_are_read_back_and_saying_none_is_the_baseline() {
         let all = Kinds::all();
-        assert_eq!(Kinds::read(&all.numbers()), all);
+        let hello = |front_tunnel| Hello {
+            row_kinds: all.numbers(),
+            front_tunnel,
+            ..Hello::default()
+        };
+        assert_eq!(Kinds::of(&hello(true)), all);
+        assert!(all.has_tunnel() && !Kinds::of(&hello(false)).has_tunnel());
         assert_eq!(all.lacking().count(), 0);
         let baseline = Kinds::read(&[]);
         assert!(BASELINE.iter().all(|kind| baseline.contains(*kind)));
@@ -139,5 +168,10 @@ mod tests {
         let some = Kinds::read(&[2, 0, 4, 1_000_000, -1]);
         assert_eq!(some, [Kind::Vpc, Kind::Local].into_iter().collect());
         assert!(some.lacking().any(|kind| kind == Kind::Exposed));
+        let without_fronts = Hello {
+            front_tunnel: true,
+            ..Hello::default()
+        };
+        assert!(!Kinds::of(&without_fronts).has_tunnel());
     }
 }

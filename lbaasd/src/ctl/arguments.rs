@@ -110,7 +110,7 @@ pub struct Make {
     #[arg(long = "family", ignore_case = true, value_parser = words::<IpFamily>(["IPv4", "IPv6"]))]
     pub families: Vec<IpFamily>,
     /// How clients reach backends.
-    #[arg(long, ignore_case = true, value_parser = words::<VipMode>(["Dsr", "Node"]))]
+    #[arg(long, ignore_case = true, value_parser = words::<VipMode>(["Dsr", "Tunnel", "Node"]))]
     pub mode: Option<VipMode>,
     /// Name of the addresses in DNS.
     #[arg(long)]

@@ -2,7 +2,7 @@ use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 use thuban_api::{IpFamily, Vip, VipDns, VipSpec};
 
-use super::{Step, ingress, is_front, is_of_service, step, wanted, wants_front};
+use super::{Step, front, ingress, is_of_service, step, wanted, wanted_front};
 
 fn service(spec: &Value, annotations: &Value) -> Service {
     serde_json::from_value(json!({
@@ -77,8 +77,9 @@ fn an_annotation_asks_for_a_health_check() {
     assert_eq!(step, Step::Change(checked));
     let wrong = with(&json!({annotation: r#"{"port": 0}"#})).unwrap_err();
     assert_eq!(wrong, "thuban.dev/health-check: port must be 1 to 65535");
-    let useless = json!({annotation: http, "thuban.dev/load-balancer-mode": "Node"});
-    assert!(with(&useless).unwrap_err().contains("has no effect"));
+    let in_mode = |mode: &str| with(&json!({annotation: http, "thuban.dev/load-balancer-mode": mode}));
+    assert!(in_mode("Node").unwrap_err().contains("has no effect"));
+    assert_eq!(in_mode("Tunnel"), in_mode("Dsr"));
 }
 
 #[test]
@@ -216,23 +217,31 @@ fn a_service_chooses_how_clients_reach_its_backends() {
     let spec = json!({"type": "LoadBalancer", "loadBalancerClass": "thuban.dev/vip"});
     let with = |mode: &str| service(&spec, &json!({"thuban.dev/load-balancer-mode": mode}));
     assert!(wanted(&with("Dsr"), false).is_ok() && wanted(&with("Node"), false).is_ok());
-    let error = wanted(&with("Tunnel"), false).unwrap_err();
+    assert!(wanted(&with("Tunnel"), false).is_ok());
+    let error = wanted(&with("Nat"), false).unwrap_err();
     assert_eq!(
         error,
-        "thuban.dev/load-balancer-mode: Tunnel is neither of Dsr, Node"
+        "thuban.dev/load-balancer-mode: Nat is none of Dsr, Tunnel, Node"
     );
-    assert!(wants_front(&balanced(), true) && wants_front(&with("Dsr"), true));
-    assert!(!wants_front(&with("Node"), true) && !wants_front(&balanced(), false));
+    assert_eq!(wanted_front(&balanced(), true), Some("Dsr"));
+    assert_eq!(wanted_front(&with("Dsr"), true), Some("Dsr"));
+    assert_eq!(wanted_front(&with("Tunnel"), true), Some("Tunnel"));
+    assert_eq!(wanted_front(&with("Node"), true), None);
+    for mode in [balanced(), with("Tunnel")] {
+        assert_eq!(wanted_front(&mode, false), None);
+    }
     let mut told = balanced();
-    assert!(!is_front(&told));
-    let condition = |status: &str| {
-        json!({"conditions": [{"type": "thuban.dev/Front", "status": status, "reason": "Dsr", "message": "",
+    assert_eq!(front(&told), None);
+    let condition = |status: &str, mode: &str| {
+        json!({"conditions": [{"type": "thuban.dev/Front", "status": status, "reason": mode, "message": "",
             "lastTransitionTime": "2026-11-27T00:00:00Z"}]})
     };
-    told.status = Some(serde_json::from_value(condition("True")).unwrap());
-    assert!(is_front(&told));
-    told.status = Some(serde_json::from_value(condition("False")).unwrap());
-    assert!(!is_front(&told));
+    for mode in ["Dsr", "Tunnel"] {
+        told.status = Some(serde_json::from_value(condition("True", mode)).unwrap());
+        assert_eq!(front(&told), Some(mode));
+        told.status = Some(serde_json::from_value(condition("False", mode)).unwrap());
+        assert_eq!(front(&told), None);
+    }
 }
 
 #[test]

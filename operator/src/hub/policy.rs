@@ -159,6 +159,7 @@ impl Hub {
         let is_enforcing = KINDS.into_iter().all(|kind| kinds.contains(kind));
         state.world.set_enforcing(droplet, is_enforcing);
         state.world.set_fronting(droplet, kinds.contains(Kind::Front));
+        state.world.set_tunnelling(droplet, kinds.has_tunnel());
         if state.world.has_outdated() == had_outdated {
             return;
         }

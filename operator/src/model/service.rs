@@ -8,7 +8,7 @@ use ipnet::IpNet;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, ResourceExt};
 use serde::{Deserialize, Serialize};
-use thuban_api::{FRONT_CONDITION, HEALTH_CHECK_ANNOTATION};
+use thuban_api::{FRONT_CONDITION, HEALTH_CHECK_ANNOTATION, TUNNEL_MODE};
 use thuban_rows::{HealthCheck, MAX_CLIENTS};
 
 /// Label of a slice: the name of its Service.
@@ -63,6 +63,7 @@ pub struct Condition {
     #[serde(rename = "type")]
     pub kind: String,
     pub status: String,
+    pub reason: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -225,17 +226,26 @@ impl Service {
 
     /// Returns the addresses that are fronts: droplets take their packets at their NICs for any backend.
     pub fn fronts(&self) -> Vec<IpAddr> {
-        let conditions = self
-            .status
-            .iter()
-            .flat_map(|status| status.conditions.iter().flatten());
-        let mut fronts = conditions.filter(|condition| condition.kind == FRONT_CONDITION);
-        let is_front = fronts.any(|condition| condition.status == "True");
-        if is_front && !self.is_external_local() {
+        if self.front_conditions().next().is_some() && !self.is_external_local() {
             self.balancers()
         } else {
             Vec::new()
         }
+    }
+
+    /// Whether answers go back through the tunnel to the droplet that took the client's packet as a front.
+    pub fn is_front_tunnel(&self) -> bool {
+        let mut fronts = self.front_conditions();
+        fronts.any(|condition| condition.reason.as_deref() == Some(TUNNEL_MODE))
+    }
+
+    /// Yields the conditions by which lbaasd says that the addresses are fronts: at most one.
+    fn front_conditions(&self) -> impl Iterator<Item = &Condition> {
+        let conditions = self
+            .status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        conditions.filter(|condition| condition.kind == FRONT_CONDITION && condition.status == "True")
     }
 
     /// Returns the check of the backends of fronts. A wrong annotation is none: lbaasd says so.
@@ -345,6 +355,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn the_front_condition_says_whether_answers_take_the_tunnel() {
+        let service = |status: &str, reason: &str| {
+            let condition = json!({"type": FRONT_CONDITION, "status": status, "reason": reason});
+            let service = json!({"metadata": {}, "status": {"conditions": [condition]}});
+            serde_json::from_value::<Service>(service).unwrap()
+        };
+        assert!(service("True", "Tunnel").is_front_tunnel());
+        assert!(!service("True", "Dsr").is_front_tunnel());
+        assert!(!service("False", "Tunnel").is_front_tunnel());
+        assert!(!Service::default().is_front_tunnel());
+    }
 
     #[test]
     fn clients_are_told_by_family_and_nonsense_admits_nobody() {

@@ -150,7 +150,7 @@ impl Transit for TransitService {
             .iter()
             .filter_map(|wanted| Some((Vni::new(wanted.vni)?, rows::address(&wanted.address)?)))
             .collect();
-        let kinds = Kinds::read(&hello.row_kinds);
+        let kinds = Kinds::of(&hello);
         let lacking: Vec<&str> = kinds.lacking().map(Kind::name).collect();
         if !lacking.is_empty() {
             warn!(
@@ -274,7 +274,7 @@ fn check(hello: &Hello, identity: &Identity) -> Result<(), Status> {
         );
         return Err(Status::failed_precondition(message));
     }
-    let kinds = Kinds::read(&hello.row_kinds);
+    let kinds = Kinds::of(hello);
     if let Some(kind) = BASELINE.iter().find(|kind| !kinds.contains(**kind)) {
         let message = format!("Hello.row_kinds lacks {kind}, which every transitd must understand");
         return Err(Status::failed_precondition(message));

@@ -73,6 +73,7 @@ fn hello(version: u32, highest_epoch: u64) -> Hello {
         protocol_version: version,
         highest_epoch,
         row_kinds: Kinds::all().numbers(),
+        front_tunnel: true,
         ..Hello::default()
     }
 }
@@ -241,7 +242,8 @@ mod tests {
 
     #[test]
     fn hello_names_all_kinds_of_rows() {
-        let told = Kinds::read(&hello(2, 7).row_kinds);
+        let told = Kinds::of(&hello(2, 7));
         assert_eq!(told.lacking().count(), 0);
+        assert_eq!(told, Kinds::all());
     }
 }

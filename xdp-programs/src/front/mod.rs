@@ -4,14 +4,14 @@
 //! backend by the same table, translates the packet, and remembers the connection. The backend's answer leaves the node
 //! there, from the front's address. Fronts remember nothing, so a flow may pass from one to another.
 //!
-//! A front of mode Tunnel names itself in the packet's stamp, because the underlay may drop answers of nodes
-//! that don't announce the address (ADR 48). The backend's droplet remembers the front of the connection's latest
-//! packet, and its agent sends answers there, through the tunnel. That front sends them to the client.
+//! A front of mode Tunnel names itself in the packet's stamp, because the underlay may drop answers of nodes that don't
+//! announce the address (ADR 48). The backend's droplet remembers the front of the connection's latest packet, and its
+//! agent sends answers there, through the tunnel. That front sends them to the client.
 //!
 //! Invariant: a packet reaches an endpoint only by rows of the endpoint's own droplet, which name both the front and
 //! the VPC. An answer leaves only if a packet of its connection was let in. A front sends another droplet's answer only
-//! by its own rows, to a client that it would take packets of. A packet that shows no ports, or that no
-//! front serves, is left to the node's stack. So is ICMP, except what [`crate::front_icmp`] takes.
+//! by its own rows, to a client that it would take packets of. A packet that shows no ports, or that no front serves,
+//! is left to the node's stack. So is ICMP, except what [`crate::front_icmp`] takes.
 
 mod answers;
 mod choice;

@@ -40,6 +40,7 @@ fn options_may_be_anywhere() {
     assert_eq!(make.addresses.len(), 2);
     assert_eq!(make.families, [IpFamily::V4, IpFamily::V6]);
     assert_eq!(make.mode, Some(VipMode::Node));
+    assert_eq!(made("--mode tunnel shop web 443 tcp").mode, Some(VipMode::Tunnel));
     assert_eq!(make.drain_seconds, Some(30));
     assert_eq!(make.profiles, ["office"]);
     for line in [

@@ -282,6 +282,7 @@ fn in_world(
         own_addresses,
         exposed: made.exposed,
         fronts: made.fronts,
+        tunnel: service.is_front_tunnel(),
         outside,
         clients,
         check,

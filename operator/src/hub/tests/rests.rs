@@ -56,6 +56,7 @@ pub(super) fn service(network: &str, last: u8, recorded: Option<BTreeSet<NodePor
         exposed: vec![(address, vec![port])],
         outside: Vec::new(),
         fronts: Vec::new(),
+        tunnel: false,
         clients: None,
         check: None,
         homes,

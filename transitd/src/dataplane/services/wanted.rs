@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use thuban_common::services::{BackendEntry, FRONTS, SERVICE_LOCAL, ServiceKey};
+use thuban_common::services::{BackendEntry, FRONTS, SERVICE_LOCAL, SERVICE_TUNNEL, ServiceKey};
 use thuban_common::tables::{DropletAddress, EndpointKey};
 use thuban_rows::{Front, FrontPort, Port, Service};
 
@@ -71,7 +71,7 @@ impl From<&Front> for Wanted {
         let port = |port: &FrontPort| WantedPort {
             key: service_key(key, port.protocol, port.port),
             affinity: port.affinity,
-            flags: 0,
+            flags: if front.tunnel { SERVICE_TUNNEL } else { 0 },
             targets: port
                 .backends
                 .iter()

@@ -45,6 +45,7 @@ fn front<const N: usize>(vni: u32, backends: [(u8, u8); N]) -> Front {
         clients: None,
         service: "red/web".into(),
         check: None,
+        tunnel: false,
     }
 }
 

@@ -297,6 +297,7 @@ fn a_front_has_all_backends_unless_traffic_stays_on_its_node() {
         .map(|backend| backend.address.to_string())
         .collect();
     assert_eq!(backends, ["10.0.1.2", "10.0.1.3"]);
+    assert!(!service.is_front_tunnel());
     assert_eq!(usual.homes.len(), 2, "of the ready ones");
     assert!(
         !usual.exposed.is_empty(),

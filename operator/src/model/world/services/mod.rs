@@ -55,6 +55,8 @@ pub struct Service {
     pub outside: Vec<IpAddr>,
     /// Those of them whose packets droplets take at their NICs, each with its ports.
     pub fronts: Vec<(IpAddr, Vec<Port>)>,
+    /// Answers go back through the tunnel to the droplet that took the client's packet.
+    pub tunnel: bool,
     /// The clients that may send to the outside addresses; none: all.
     pub clients: Option<Clients>,
     /// The check of the fronts' backends.
@@ -133,6 +135,8 @@ pub(super) struct Services {
     node_ports: NodePorts,
     /// Droplets that don't understand rows of fronts.
     without_fronts: BTreeSet<String>,
+    /// Droplets that don't understand fronts whose answers go back through the tunnel.
+    without_tunnel: BTreeSet<String>,
     /// Droplets whose backends fronts leave out.
     suspects: BTreeSet<String>,
     checks: Checks,
@@ -350,12 +354,15 @@ impl World {
     /// Sets whether a droplet understands rows of fronts. While some droplet doesn't, there are no such rows: it could
     /// have a backend, and would drop what fronts send there.
     pub fn set_fronting(&mut self, droplet: &str, is_fronting: bool) {
-        let has_changed = if is_fronting {
-            self.services.without_fronts.remove(droplet)
-        } else {
-            self.services.without_fronts.insert(droplet.to_owned())
-        };
-        if has_changed {
+        if note(&mut self.services.without_fronts, droplet, is_fronting) {
+            self.touch_exposed();
+        }
+    }
+
+    /// Sets whether a droplet understands fronts whose answers go back through the tunnel. While some droplet doesn't,
+    /// there are no rows of such fronts: it would send its backends' answers to clients itself.
+    pub fn set_tunnelling(&mut self, droplet: &str, is_tunnelling: bool) {
+        if note(&mut self.services.without_tunnel, droplet, is_tunnelling) {
             self.touch_exposed();
         }
     }
@@ -381,9 +388,10 @@ impl World {
         self.services.suspects = suspects;
     }
 
-    /// Whether all droplets understand rows of fronts.
-    fn has_fronts(&self) -> bool {
-        let mut without = self.services.without_fronts.iter();
+    /// Whether all droplets understand the rows of a service's fronts.
+    fn has_fronts(&self, service: &Service) -> bool {
+        let tunnel = self.services.without_tunnel.iter().filter(|_| service.tunnel);
+        let mut without = self.services.without_fronts.iter().chain(tunnel);
         !without.any(|droplet| self.droplets.contains_key(droplet))
     }
 
@@ -413,6 +421,15 @@ impl World {
             self.touch_users(&name);
             self.dirty.insert(Owner::Service(name));
         }
+    }
+}
+
+/// Notes whether a droplet understands what the droplets of `without` don't. Returns whether that is news.
+fn note(without: &mut BTreeSet<String>, droplet: &str, understands: bool) -> bool {
+    if understands {
+        without.remove(droplet)
+    } else {
+        without.insert(droplet.to_owned())
     }
 }
 

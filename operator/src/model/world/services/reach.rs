@@ -29,7 +29,7 @@ impl World {
         if service.is_exposed() {
             self.expose(name, service, vpc.vni, vpc.host_access, &mut made);
         }
-        if self.has_fronts() {
+        if self.has_fronts(service) {
             self.front(name, service, vpc.vni, &mut made);
         }
         if service.by_node {
@@ -146,6 +146,7 @@ impl World {
                 clients: service.clients_of(*address),
                 service: service.reference(name),
                 check: service.check.clone(),
+                tunnel: service.tunnel,
             });
             let (key, row) = (row.key(), PackedRow::new(&row));
             for droplet in self.droplets.keys() {

@@ -46,6 +46,7 @@ pub fn service(network: &str, uid: &str, backend: u8) -> Service {
         exposed: Vec::new(),
         outside: Vec::new(),
         fronts: Vec::new(),
+        tunnel: false,
         clients: None,
         check: None,
         homes: BTreeMap::new(),

@@ -359,6 +359,37 @@ fn a_droplet_that_comes_gets_them_and_one_that_cannot_ends_them() {
 }
 
 #[test]
+fn a_droplet_without_tunnels_ends_fronts_of_that_mode_alone() {
+    let mut world = shared();
+    let tunnel = Service {
+        tunnel: true,
+        ..fronted("1")
+    };
+    world.set_service(&name("s"), Some(tunnel));
+    world.set_tunnelling("unknown", false);
+    world.flush();
+    assert!(told(&world, 0, 8).unwrap().tunnel);
+    world.set_tunnelling("d4", false);
+    world.flush();
+    assert!(
+        holders(&world, 8).is_empty(),
+        "nodes' own stacks serve the address"
+    );
+    world.set_service(&name("s"), Some(fronted("1")));
+    world.flush();
+    assert_eq!(holders(&world, 8).len(), 5);
+    assert!(!told(&world, 4, 8).unwrap().tunnel);
+    let tunnel = Service {
+        tunnel: true,
+        ..fronted("1")
+    };
+    world.set_service(&name("s"), Some(tunnel));
+    world.set_tunnelling("d4", true);
+    world.flush();
+    assert!(told(&world, 4, 8).unwrap().tunnel);
+}
+
+#[test]
 fn rows_of_a_load_balancer_name_its_clients() {
     let mut world = shared();
     let range: IpNet = "198.51.100.0/24".parse().unwrap();
