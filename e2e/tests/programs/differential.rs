@@ -172,7 +172,7 @@ fn programs_do_what_their_model_does() -> Result<()> {
 /// Counters that no frame raises: events, failures of the world around, services and fronts, of which this world has
 /// none, what it denies to nobody, rates, which it limits for nobody, what only packet sockets can ask of a NIC, and
 /// records for readers, of which this world has none.
-const UNREACHABLE: [&str; 26] = [
+const UNREACHABLE: [&str; 28] = [
     "trace_lost",
     "denials_lost",
     "checksum_misplaced",
@@ -197,6 +197,8 @@ const UNREACHABLE: [&str; 26] = [
     "front_answered",
     "front_pings",
     "front_errors",
+    "front_returned",
+    "front_answer_unknown",
     "front_no_room",
     "out_of_source_ranges",
 ];

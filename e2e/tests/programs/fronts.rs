@@ -2,6 +2,7 @@
 //! droplet answers it.
 
 mod connections;
+mod tunnel;
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -75,6 +75,7 @@ fn every_counter_has_a_test() {
         include_str!("front_icmp.rs"),
         include_str!("fronts.rs"),
         include_str!("fronts/connections.rs"),
+        include_str!("fronts/tunnel.rs"),
         include_str!("ipv6.rs"),
         include_str!("ipv6_transit.rs"),
         include_str!("meters.rs"),

@@ -109,8 +109,9 @@ impl Model {
         let inner = &frame[(OUTER + length).min(frame.len())..];
         let ethernet: [u8; 14] = first(inner)?;
         let packet = Packet::read([ethernet[12], ethernet[13]], &inner[14..])?;
-        if stamp(ethernet).flags & STAMP_FRONT != 0 {
-            return fronted(hook, vni, length, &packet);
+        let said = stamp(ethernet);
+        if said.flags & STAMP_FRONT != 0 {
+            return fronted(hook, (vni, said), length, &packet);
         }
         let (vpc_flags, dividers) = vpc(vni).ok_or(Counter::UnknownVni)?;
         let destination = (vni, packet.destination);
@@ -137,8 +138,7 @@ impl Model {
         }
 
         if let Some(local) = self.locals.get(&destination) {
-            let stamp = stamp(ethernet);
-            if !self.admits(vni, stamp, *local, &packet, hook)? {
+            if !self.admits(vni, said, *local, &packet, hook)? {
                 return Ok(TO_TC);
             }
             return deliver(*local, vni, frame[15], &packet, inner, OUTER + length);
@@ -189,13 +189,21 @@ impl Model {
     }
 }
 
-/// Judges a packet that a front sent. This droplet knows no front.
-fn fronted(hook: Hook, vni: u32, options: usize, packet: &Packet) -> Result<Expect, Refusal> {
+/// Judges a packet that a front sent, or an answer to one. This droplet knows no front.
+fn fronted(
+    hook: Hook,
+    (vni, said): (u32, Stamp),
+    options: usize,
+    packet: &Packet,
+) -> Result<Expect, Refusal> {
     if options != 0 {
         return Err(Counter::BadHeader);
     }
     if hook == Hook::Xdp {
         return Ok(TO_TC);
+    }
+    if said.class & 0xffff == 3 {
+        return Err(Counter::FrontAnswerUnknown);
     }
     let is_outside = subnet(vni, packet.source).is_none_or(|(.., flags, _)| flags & SUBNET_CLOSED != 0);
     let shows_transport = !packet.is_fragment && !packet.has_options;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
 use thuban_common::services::{
-    BackendEntry, BackendKey, CHUNK, FRONTS, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
+    BackendEntry, BackendKey, CHUNK, FRONTS, SERVICE_TUNNEL, ServiceEntry, ServiceKey, SlotsEntry, SlotsKey,
 };
 use thuban_common::tables::EndpointKey;
 use thuban_rows::{Backend, Front, FrontPort, builders};
@@ -228,6 +228,35 @@ fn fronts_that_lead_to_backends_are_told_with_their_service() {
     let address = front_key(0).address;
     services.remove(&EndpointKey { vni: FRONTS, address }).unwrap();
     assert_eq!(told(&services), []);
+}
+
+#[test]
+fn a_change_of_the_mode_changes_no_backend() {
+    let pinned = Pinned::new("SLOTS", 1024);
+    let mut services = pinned.open();
+    let tables = || [0, 1].map(|former| pinned.table_leads_to(front_key(former)));
+    let flags = || {
+        let entries = pinned.map::<ServiceKey, ServiceEntry>("SERVICES");
+        entries.get(&front_key(0), 0).unwrap().flags
+    };
+    let of = |tunnel| Front {
+        tunnel,
+        ..front(7, [(1, 1), (3, 2)])
+    };
+    services.set(&front(7, [(1, 1), (2, 2)])).unwrap();
+    services.set(&of(false)).unwrap();
+    let before = tables();
+    assert!(flags() == 0 && before[1].is_some());
+    for (tunnel, expected) in [(true, SERVICE_TUNNEL), (false, 0)] {
+        services.set(&of(tunnel)).unwrap();
+        assert_eq!((flags(), tables()), (expected, before.clone()));
+    }
+    // The mode is known again after a start.
+    services.set(&of(true)).unwrap();
+    drop(services);
+    let mut services = pinned.open();
+    services.set(&of(true)).unwrap();
+    assert_eq!((flags(), tables()), (SERVICE_TUNNEL, before));
 }
 
 #[test]
