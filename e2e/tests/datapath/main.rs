@@ -3,6 +3,7 @@
 mod checksums;
 mod forger;
 mod forwarders;
+mod fronts;
 mod isolation;
 mod limits;
 mod moves;

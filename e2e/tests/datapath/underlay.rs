@@ -10,7 +10,8 @@ use thuban_e2e::rig::{
 
 use crate::{counter, paths::exchange};
 
-fn routed(scenario: impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
+/// Runs a scenario behind a router with every kind of transit.
+pub fn routed(scenario: impl Fn(&mut Topology) -> Result<()>) -> Result<()> {
     for transit in Transit::ALL {
         let mut topology = Topology::routed(transit)?;
         crate::run(&mut topology, &scenario)?;
