@@ -70,7 +70,7 @@ fn answers(packet: &IpPacket, work: &mut Work, vni: u32, word: u16) -> Option<()
 }
 
 /// Sends such an answer to the client, from the front's address: by the droplet that asked for it, or else from here.
-#[inline(never)]
+#[inline(always)]
 pub fn answer(
     frame: &mut TcFrame,
     attachment: &AttachmentEntry,
@@ -82,16 +82,37 @@ pub fn answer(
     if packet.protocol == ipv4::UDP && packet.ports[1] == GENEVE_PORT.to_be() {
         return Err(Counter::GeneveForbidden);
     }
-    let work = Work::get().ok_or(Counter::FrontUnknown)?;
-    let front = work.answers_by.to_ne_bytes();
+    let answers_by = Work::get().map_or(NO_INDEX, |work| work.answers_by);
+    let front = answers_by.to_ne_bytes();
     // A droplet that has gone sends nothing. The client's next packet names another one.
-    if work.answers_by != NO_INDEX && front != config.droplet && maps::is_droplet(front) {
-        observed.next = front;
-        return send(frame, attachment, config, observed);
+    if answers_by == NO_INDEX || front == config.droplet || !maps::is_droplet(front) {
+        return leave(frame, attachment, config, packet);
     }
+    observed.next = front;
+    // The check comes before anything is written: the error quotes the packet as the pod sent it.
+    match excess(frame, config, observed) {
+        0 => send(frame, attachment, config, observed),
+        mtu => too_big::answer(frame, attachment, &observed.packet, mtu),
+    }
+}
+
+#[inline(never)]
+fn leave(
+    frame: &mut TcFrame,
+    attachment: &AttachmentEntry,
+    config: &ConfigEntry,
+    packet: &IpPacket,
+) -> Outcome {
+    let work = Work::get().ok_or(Counter::FrontUnknown)?;
     meter::admit_to_leave(frame, attachment, ethertype(packet), 0)?;
     rewrite(frame, PLAIN_IP, packet, &work.to)?;
     Ok((frame.leave(config), Some(Counter::FrontAnswered)))
+}
+
+/// Returns the MTU of the way to [`Observed::next`] if the packet is larger, else 0.
+#[inline(never)]
+fn excess(frame: &TcFrame, config: &ConfigEntry, observed: &Observed) -> u32 {
+    too_big::exceeded(frame, config, &observed.packet, observed.next).unwrap_or(0)
 }
 
 /// Sends an answer through the tunnel to the front that is to send it to the client.
@@ -103,17 +124,13 @@ fn send(
     observed: &Observed,
 ) -> Outcome {
     let work = Work::get().ok_or(Counter::FrontUnknown)?;
-    let (packet, front) = (&observed.packet, observed.next);
-    // The check comes before anything is written: the error quotes the packet as the pod sent it.
-    if let Some(mtu) = too_big::exceeded(frame, config, packet, front) {
-        return too_big::answer(frame, attachment, packet, mtu);
-    }
+    let packet = &observed.packet;
     meter::admit_to_leave(frame, attachment, ethertype(packet), ENCAPSULATION_LENGTH as u32)?;
     rewrite(frame, PLAIN_IP, packet, &work.to)?;
     let sent = encapsulate(
         frame,
         config,
-        front,
+        observed.next,
         attachment.vni,
         Stamp::of_front(ANSWER, NO_DROPLET),
         packet,
