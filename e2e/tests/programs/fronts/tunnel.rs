@@ -267,7 +267,7 @@ fn a_front_refuses_answers_that_its_rows_do_not_name() -> Result<()> {
 }
 
 #[test]
-fn an_answer_that_does_not_fit_into_the_tunnel_is_told_to_the_pod() -> Result<()> {
+fn an_answer_too_big_for_the_tunnel_is_told_to_the_pod() -> Result<()> {
     let mut world = World::new()?;
     let backend = (HERE_BACKEND, 8080);
     serve(&mut world, UDP, backend, (HERE_BACKEND6, 8080), HERE)?;
