@@ -19,8 +19,11 @@ where
     Api::namespaced(client.clone(), &object.namespace().unwrap_or_default())
 }
 
-/// Reads an object and writes what `change` makes of its status. `change` returns whether it changed anything. Returns
-/// the object as it is then; `None` if another one has its name, or none.
+/// Writes what `change` makes of an object's status. `change` returns whether it changed anything. Returns the object as
+/// it is then; `None` if another one has its name, or none.
+///
+/// The object as the caller knows it is often the latest one. So it is written first, under its version, and read only
+/// if that is refused or `change` does nothing to it. What is returned is always the API server's.
 pub async fn change_status<K>(
     client: &Client,
     object: &K,
@@ -46,16 +49,25 @@ where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Serialize,
 {
     let name = object.name_any();
+    // A write without a version would take effect whatever others wrote.
+    let mut known = object.meta().resource_version.is_some().then(|| object.clone());
     let mut tries = 0;
     loop {
-        let Some(mut current) = api.get_opt(&name).await? else {
+        let (current, is_read) = match known.take() {
+            Some(known) => (Some(known), false),
+            None => (api.get_opt(&name).await?, true),
+        };
+        let Some(mut current) = current else {
             return Ok(None);
         };
         if current.meta().uid != object.meta().uid {
             return Ok(None);
         }
         if !change(&mut current) {
-            return Ok(Some(current));
+            if is_read {
+                return Ok(Some(current));
+            }
+            continue;
         }
         let written = api.replace_status(&name, &PostParams::default(), &current).await;
         tries += 1;
@@ -66,3 +78,6 @@ where
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
