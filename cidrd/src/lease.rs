@@ -304,6 +304,8 @@ async fn propose(
     let mut used: HashSet<String> = store.all().await?.iter().map(ResourceExt::name_any).collect();
     while let Some(address) = free_address(terms, &request.holder.uid, family, &used) {
         match store.create(&new_lease(terms, request, address)).await {
+            // Another cidrd may have proposed it for this holder: a second proposal would only be withdrawn.
+            Err(StoreError::Exists) if !is_anothers(store, terms, request, address).await? => return Ok(()),
             Err(StoreError::Exists) => used.insert(IpLease::name_of(&terms.vpc, address)),
             created => return step(created).map(drop),
         };

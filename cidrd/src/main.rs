@@ -26,8 +26,8 @@ use tracing::{info, warn};
 
 /// How often leases and pools are looked at.
 const LOOK: Duration = Duration::from_secs(1);
-/// The most connections of clients.
-const CONNECTIONS: usize = 64;
+/// The most connections of clients: more than the requests that are worked on at once, for idle ones last a while.
+const CONNECTIONS: usize = 128;
 /// The states of leases, and what they are called in metrics.
 const STATES: [(LeaseState, &str); 3] = [
     (LeaseState::Proposed, "proposed"),

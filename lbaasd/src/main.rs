@@ -33,8 +33,9 @@ use tracing::warn;
 
 /// The most connections of nodes.
 const CONNECTIONS: usize = 10_000;
-/// How many objects of a kind are looked at together.
-const AT_ONCE: u16 = 16;
+/// How many objects of a kind are looked at together. A look waits for the API server and cidrd most of its time. Two
+/// lbaasds together ask a cidrd no more at once than it takes.
+const AT_ONCE: u16 = 32;
 /// How many names are looked at together. A server that does not answer holds up four of them.
 const NAMES_AT_ONCE: u16 = 64;
 /// How long changes of an object are gathered before it is looked at.

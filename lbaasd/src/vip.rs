@@ -4,14 +4,13 @@
 //! stays silent, the lease is left to end by itself, and the Vip goes without waiting for that.
 
 pub mod ending;
+mod leasing;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cidrd::client::{ClientError, Grant};
-use cidrd::http::Wanted;
-use cidrd::lease::Family;
 use cidrd::pools::admits;
 use k8s_openapi::api::core::v1::{Namespace, Service};
 use k8s_openapi::jiff::Timestamp;
@@ -29,9 +28,10 @@ use thuban_api::{
 };
 use tracing::warn;
 
-use crate::leases::{Leases, RENEW_EVERY, covers};
+use crate::leases::{Leases, RENEW_EVERY};
 use crate::objects::{api_of, change_status};
 use crate::{derived, service};
+use leasing::{is_anothers_turn, lease};
 
 /// The finalizer of Vips.
 pub const FINALIZER: &str = "thuban.dev/vip";
@@ -120,21 +120,6 @@ pub fn accepted(vip: &Vip, service: Option<&Service>) -> Said {
         "Valid",
         "the Service can be served".to_owned(),
     )
-}
-
-fn asked(vip: &Vip, pool: &str) -> Wanted {
-    let family = |family: &IpFamily| match family {
-        IpFamily::V4 => Family::V4,
-        IpFamily::V6 => Family::V6,
-    };
-    let addresses = vip.spec.requested_ips.iter();
-    Wanted {
-        pool: pool.to_owned(),
-        namespace: vip.namespace().unwrap_or_default(),
-        name: vip.name_any(),
-        families: vip.spec.ip_families.iter().map(family).collect(),
-        addresses: addresses.filter_map(|address| address.parse().ok()).collect(),
-    }
 }
 
 /// What became of a Vip's leases.
@@ -362,19 +347,27 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     if vip.metadata.deletion_timestamp.is_some() {
         return ending::end(&vip, &context).await;
     }
-    if !vip.finalizers().iter().any(|name| name == FINALIZER) {
-        let finalizers = [vip.finalizers(), &[FINALIZER.to_owned()]].concat();
-        set_finalizers(&vip, &context.client, &finalizers).await?;
-        // The change of the object is the next event.
-        return Ok(Action::await_change());
+    if is_anothers_turn(&vip, Timestamp::now()) {
+        return Ok(Action::requeue(LEASE_RETRY));
     }
+    let (vip, is_new) = if vip.finalizers().iter().any(|name| name == FINALIZER) {
+        (vip, false)
+    } else {
+        let finalizers = [vip.finalizers(), &[FINALIZER.to_owned()]].concat();
+        match set_finalizers(&vip, &context.client, &finalizers).await {
+            Ok(current) => (Arc::new(current), true),
+            // Another lbaasd was first. The change of the object is the next event.
+            Err(kube::Error::Api(status)) if status.code == 409 => return Ok(Action::requeue(LEASE_RETRY)),
+            Err(error) => return Err(error.into()),
+        }
+    };
     let namespace = vip.namespace().unwrap_or_default();
     let accepted = if service::is_of_service(&vip) {
         judge(&vip, &context).await?
     } else {
         derived::reconcile(&vip, &context).await?
     };
-    let outcome = lease(&vip, &accepted, &context).await?;
+    let outcome = lease(&vip, is_new, &accepted, &context).await?;
     if let Outcome::Refused(reason, message, _) = &outcome {
         warn!(namespace, name = vip.name_any(), reason, message, "no lease");
     }
@@ -447,70 +440,14 @@ async fn judge(vip: &Vip, context: &Context) -> Result<Said, kube::Error> {
     Ok(accepted(vip, services.get_opt(&vip.name_any()).await?.as_ref()))
 }
 
-/// Renews what a Vip has, and gets it what it lacks.
-async fn lease(vip: &Vip, accepted: &Said, context: &Context) -> Result<Outcome, kube::Error> {
-    let uid = vip.uid().unwrap_or_default();
-    let away = |error: &ClientError| {
-        warn!(namespace = vip.namespace(), name = vip.name_any(), %error, "leases are not renewed");
-        Ok(Outcome::Away)
-    };
-    let held = match context.leases.renewed(&uid).await {
-        Ok(held) => held,
-        Err(error) => return away(&error),
-    };
-    if covers(&held, &asked(vip, "")) {
-        return Ok(Outcome::Granted(held));
-    }
-    let refused =
-        |reason: &str, message: &str| Outcome::Refused(reason.to_owned(), message.to_owned(), held.clone());
-    if accepted.0 != ConditionStatus::True {
-        return Ok(refused(accepted.1, &accepted.2));
-    }
-    let live = api_of(&context.client, vip).get_opt(&vip.name_any()).await?;
-    if live.is_none_or(|live| live.uid() != vip.uid() || live.metadata.deletion_timestamp.is_some()) {
-        return Ok(Outcome::Away);
-    }
-    let pools = context.pools.state();
-    let namespace = ObjectRef::new(&vip.namespace().unwrap_or_default());
-    let labels = context.namespaces.get(&namespace);
-    let labels = labels
-        .map(|namespace| namespace.labels().clone())
-        .unwrap_or_default();
-    let has = held.first().map(|grant| grant.lease.pool.as_str());
-    let candidates = match has
-        .or(Some(vip.spec.pool.as_str()))
-        .filter(|pool| !pool.is_empty())
-    {
-        Some(pool) => vec![pool],
-        None => choose(pools.iter().map(AsRef::as_ref), &labels, &vip.spec.ip_families),
-    };
-    let mut outcome = refused(
-        "NoPool",
-        "no public IpPool admits the namespace and has a free address of each family",
-    );
-    for pool in candidates {
-        match context.leases.put(&uid, &asked(vip, pool)).await {
-            Ok(grants) => return Ok(Outcome::Granted(grants)),
-            Err(ClientError::Refused(problem)) => {
-                outcome = refused(&problem.reason, &problem.detail);
-                if problem.reason != "Exhausted" {
-                    break;
-                }
-            }
-            Err(error) => return away(&error),
-        }
-    }
-    Ok(outcome)
-}
-
-async fn set_finalizers(vip: &Vip, client: &Client, finalizers: &[String]) -> Result<(), kube::Error> {
+/// Writes a Vip's finalizers, if it is as it was read. Returns the Vip as it is then.
+async fn set_finalizers(vip: &Vip, client: &Client, finalizers: &[String]) -> Result<Vip, kube::Error> {
     let metadata = json!({"metadata": {
         "finalizers": finalizers, "uid": vip.uid(), "resourceVersion": vip.resource_version(),
     }});
     api_of(client, vip)
         .patch(&vip.name_any(), &PatchParams::default(), &Patch::Merge(metadata))
         .await
-        .map(drop)
 }
 
 #[cfg(test)]

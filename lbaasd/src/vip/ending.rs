@@ -79,7 +79,7 @@ pub async fn end(vip: &Vip, context: &Context) -> Result<Action, VipError> {
     let others: Vec<String> = others.cloned().collect();
     match set_finalizers(&vip, &context.client, &others).await {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
-        set => set?,
+        set => drop(set?),
     }
     Ok(Action::await_change())
 }

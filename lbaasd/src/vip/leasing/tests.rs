@@ -1,0 +1,37 @@
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+use thuban_api::Vip;
+
+use super::{FINALIZER, is_anothers_turn};
+
+/// Returns a Vip that was made at 8:00.
+fn vip(finalizers: &[&str], status: &Value) -> Vip {
+    let metadata = json!({"name": "web", "namespace": "red", "uid": "v1", "finalizers": finalizers,
+        "creationTimestamp": "2026-11-27T08:00:00Z"});
+    serde_json::from_value(
+        json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip", "metadata": metadata,
+        "spec": {"service": "web"}, "status": status}),
+    )
+    .unwrap()
+}
+
+#[test]
+fn a_new_vip_is_left_to_the_lbaasd_that_began() {
+    let at = |time: &str| format!("2026-11-27T{time}Z").parse::<Timestamp>().unwrap();
+    let is_anothers =
+        |finalizers: &[&str], status: Value, time| is_anothers_turn(&vip(finalizers, &status), at(time));
+    assert!(is_anothers(&[FINALIZER], Value::Null, "08:00:01"));
+    assert!(!is_anothers(&[], Value::Null, "08:00:01"), "nobody has begun");
+    assert!(
+        !is_anothers(&[FINALIZER], json!({}), "08:00:01"),
+        "the other one is done"
+    );
+    assert!(
+        !is_anothers(&[FINALIZER], Value::Null, "08:00:03"),
+        "the other one has ended"
+    );
+    assert!(
+        !is_anothers(&[FINALIZER], Value::Null, "07:59:50"),
+        "another clock is behind"
+    );
+}
