@@ -74,8 +74,10 @@ const BODY_TIMEOUT: Duration = Duration::from_secs(5);
 const NOTING: Duration = Duration::from_secs(5);
 /// How many Vips are written at once.
 const AT_ONCE: usize = 8;
-/// The pause before an answer that lacks routes, which is followed by the next request at once.
+/// The longest pause before an answer that lacks routes, which is followed by the next request at once.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long changes are gathered before it is looked at what they mean for a node that waits for an answer.
+const GATHERED: Duration = Duration::from_millis(20);
 /// A node with addresses of L2 asks so many times while an answer counts.
 const RENEWALS: u64 = 4;
 /// A node with this label announces nothing.
@@ -94,6 +96,16 @@ pub struct Speakers {
     pub reviewed: Mutex<BTreeMap<[u8; 32], (String, Instant)>>,
     /// Room for reviews of tokens by the API server.
     pub reviews: Semaphore,
+}
+
+/// What a node is to announce.
+struct Wanted {
+    answer: Routes,
+    /// Whether that is all. This process may not know for how long an address may be announced.
+    is_whole: bool,
+    /// Whether there is a route that no earlier request was answered by. One that was, and that the node does not
+    /// announce, is no reason to hurry: the node may not be able to.
+    has_news: bool,
 }
 
 /// Returns the API that nodes ask.
@@ -173,21 +185,29 @@ impl Speakers {
         let time = self.time_to_note(&self.concerned(node, report));
         let warned = timeout(time, self.warn(node, report));
         let _ = join(warned, self.note(node, report)).await;
+        let pause = Instant::now() + PAUSE;
         loop {
-            let (mut answer, is_whole) = self.wanted(node, report);
+            let Wanted {
+                mut answer,
+                is_whole,
+                has_news,
+            } = self.wanted(node, report);
             let has_l2 = answer.routes.iter().any(|route| route.l2);
-            if !is_whole {
-                // Addresses of L2 don't wait.
-                if !has_l2 {
-                    sleep(PAUSE).await;
+            // What is lacking may come soon. Addresses of L2, and routes that are new to the node, don't wait for that.
+            let (until, is_due) = if is_whole {
+                (end, answer.version != report.version)
+            } else {
+                (pause, has_news)
+            };
+            if is_due || has_l2 || Instant::now() >= until {
+                if !is_whole {
+                    answer.version = String::new();
                 }
-                answer.version = String::new();
-            }
-            let is_over = Instant::now() >= end;
-            if answer.version != report.version || is_over || !is_whole || has_l2 {
                 return (self.grant(node, report, answer).await, is_whole);
             }
-            let _ = timeout_at(end, changes.changed()).await;
+            if let Ok(Ok(())) = timeout_at(until, changes.changed()).await {
+                sleep(GATHERED).await;
+            }
             changes.mark_unchanged();
             self.note(node, report).await;
         }
@@ -199,7 +219,7 @@ impl Speakers {
     }
 
     /// Returns what a node is to announce, before it is granted.
-    fn wanted(&self, node: &str, report: &Report) -> (Routes, bool) {
+    fn wanted(&self, node: &str, report: &Report) -> Wanted {
         let peers = self.peers_of(node);
         let mut serves: HashMap<IpAddr, Vec<&Serving>> = HashMap::new();
         for serving in &report.serves {
@@ -208,10 +228,12 @@ impl Speakers {
         let said = report.announced.iter();
         let said: HashSet<(&str, IpAddr)> = said.map(|said| (said.uid.as_str(), said.address)).collect();
         let mut routes = Vec::new();
-        let (mut sequence, mut is_whole) = (self.l2.answered(node), true);
+        let (mut is_whole, mut has_news) = (true, false);
+        let mut sequence = self.l2.answered(node);
         for vip in self.vips.state() {
             let uid = vip.uid().unwrap_or_default();
-            sequence = sequence.max(entry(&vip, node).unwrap_or_default());
+            let entry = entry(&vip, node);
+            sequence = sequence.max(entry.unwrap_or_default());
             for address in addresses(&vip) {
                 let servings = serves.get(&address).map(Vec::as_slice).unwrap_or_default();
                 if !may_have_by(&vip, node, servings) || !self.is_candidate(&vip, node, &peers) {
@@ -229,6 +251,7 @@ impl Speakers {
                 // A process that has just started does not know for how long.
                 let (is_known, is_announced) = (remaining.is_some(), said.contains(&(uid.as_str(), address)));
                 is_whole &= is_known || (is_announced && !l2);
+                has_news |= is_known && !is_announced && entry.is_none();
                 if is_known || is_announced {
                     routes.push(route);
                 }
@@ -247,7 +270,11 @@ impl Speakers {
             peers,
             renew_after_ms: None,
         };
-        (answer, is_whole)
+        Wanted {
+            answer,
+            is_whole,
+            has_news,
+        }
     }
 
     /// Whether a Vip's addresses may be announced by a node with these routers, if the node serves them.
@@ -526,3 +553,5 @@ mod played;
 mod simulation;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod waits;

@@ -25,15 +25,15 @@ use crate::objects::change_status;
 use crate::vip::ending::is_withdrawn;
 
 /// How long routes are granted before an answer goes out with those that are. With addresses of L2, a renewal at most.
-const GRANTING: Duration = Duration::from_secs(5);
+const GRANTING: Duration = Duration::from_secs(2);
 /// The head start for an address of L2 of each node before the next one, and the most nodes that get one. So addresses
 /// spread over nodes.
 const HEAD_START: Duration = Duration::from_millis(50);
 const MAX_HEAD_STARTS: usize = 5;
 
 impl Speakers {
-    /// Writes which of the addresses are new to the node before they go out. What can't be written is left out, and the
-    /// node's next request is answered at once.
+    /// Writes which of the addresses are new to the node before they go out. What can't be written in time is left out,
+    /// and the node's next request is answered at once.
     pub(super) async fn grant(&self, node: &str, report: &Report, mut answer: Routes) -> Routes {
         let vips = self.vips.state();
         let vips: BTreeMap<&str, &Arc<Vip>> = vips
@@ -85,6 +85,11 @@ impl Speakers {
             .filter_map(|granted| async { granted })
             .collect()
             .await;
+        let is_first = |uid: &String| {
+            let vip = vips.get(uid.as_str());
+            vip.is_some_and(|vip| entry(vip, node).is_none())
+        };
+        let has_news = granted.iter().any(is_first);
         let is_granted =
             |route: &Route| !is_lost(route) && (!is_new(route) || granted.contains(route.uid.as_str()));
         let mut is_whole = true;
@@ -101,7 +106,8 @@ impl Speakers {
         answer.renew_after_ms = has_l2.then(|| self.renew_after_ms());
         if !is_whole {
             answer.version = String::new();
-            if !has_l2 {
+            // A node begins with its first routes while others are still to be written.
+            if !has_l2 && !has_news {
                 sleep(PAUSE).await;
             }
         }

@@ -31,8 +31,8 @@ fn asked(vip: &Vip, pool: &str) -> Wanted {
     }
 }
 
-/// Whether another lbaasd has just made a Vip its own and is about to lease its addresses. Two that ask cidrd for one Vip
-/// at the same time only hold each other up. If the other one ends meanwhile, this one goes on.
+/// Whether another lbaasd has just made a Vip its own and is about to lease its addresses. Two that ask cidrd for one
+/// Vip at the same time only hold each other up. If the other one ends meanwhile, this one goes on.
 pub(super) fn is_anothers_turn(vip: &Vip, now: Timestamp) -> bool {
     let has_finalizer = vip.finalizers().iter().any(|name| name == FINALIZER);
     let created = vip.creation_timestamp().map(|created| created.0);

@@ -1,0 +1,137 @@
+//! For what an answer to a node waits, and for what it does not.
+
+use cidrd::client::Grant;
+use cidrd::http::Lease;
+use kube::runtime::reflector::store;
+use kube::runtime::watcher::Event;
+use serde_json::json;
+use thuban_api::ip_lease::LeaseState;
+
+use super::played::Played;
+use super::*;
+
+/// A Vip, by the last byte of its address.
+fn uid(number: u8) -> String {
+    format!("vip-{number}")
+}
+
+fn address(number: u8) -> IpAddr {
+    IpAddr::from([203, 0, 113, number])
+}
+
+/// Returns a Vip that is announced by BGP. `announcers`: who was let announce it.
+fn vip(number: u8, announcers: &[&str]) -> Vip {
+    let announcer = |node: &&str| json!({"node": node, "sequence": 1});
+    let announcers: Vec<_> = announcers.iter().map(announcer).collect();
+    let vip = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip",
+        "metadata": {"name": uid(number), "namespace": "red", "uid": uid(number), "resourceVersion": "1"},
+        "spec": {"service": uid(number), "ipFamilies": ["IPv4"]},
+        "status": {"addresses": [address(number)], "announcers": announcers, "conditions": [{"type": "Accepted",
+            "status": "True", "reason": "Valid", "message": "", "lastTransitionTime": ""}]}});
+    serde_json::from_value(vip).unwrap()
+}
+
+fn grant(number: u8) -> Grant {
+    let lease = Lease {
+        uid: uid(number),
+        namespace: "red".into(),
+        name: uid(number),
+        pool: "public".into(),
+        vpc: String::new(),
+        address: address(number),
+        state: LeaseState::Held,
+        grant: String::new(),
+        lease_seconds: 86_400,
+        quarantine_seconds: 1,
+    };
+    Grant::new(lease, Instant::now())
+}
+
+/// Returns the part of an lbaasd that nodes ask. It knows of no lease yet.
+fn speakers(played: &Arc<Played>, known: &[Vip]) -> Speakers {
+    let (client, changes) = (played.client(), watch::Sender::new(0));
+    let (vips, mut writer) = store();
+    for vip in known {
+        played.keep_vip(vip.clone());
+        writer.apply_watcher_event(&Event::Apply(vip.clone()));
+    }
+    let (nodes, mut writer) = store();
+    let node = json!({"metadata": {"name": "node-a"}});
+    writer.apply_watcher_event(&Event::Apply(serde_json::from_value::<Node>(node).unwrap()));
+    let (peers, mut writer) = store();
+    let peer = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "BgpPeer", "metadata": {"name": "router"},
+        "spec": {"address": "192.0.2.1", "asn": 64512, "localAsn": 64513}});
+    writer.apply_watcher_event(&Event::Apply(serde_json::from_value::<BgpPeer>(peer).unwrap()));
+    let (node_leases, _nobody) = store();
+    Speakers {
+        warnings: Warnings::new(client.clone()),
+        leases: Arc::new(Leases::new(client.clone(), String::new(), changes.clone())),
+        l2: Arc::new(NodeLeases::new(client.clone(), node_leases, 2, changes.clone())),
+        client,
+        vips,
+        nodes,
+        peers,
+        changes: changes.subscribe(),
+        reviewed: Mutex::default(),
+        reviews: Semaphore::new(1),
+    }
+}
+
+/// Has node-a say that it serves these Vips and announces none. Returns the addresses that it gets, whether that is
+/// all, and how long the answer took.
+async fn ask(speakers: &Speakers, serves: &[u8]) -> (Vec<IpAddr>, bool, Duration) {
+    let serving = |number: &u8| Serving {
+        address: address(*number),
+        service: format!("red/{}", uid(*number)),
+        on_link: false,
+    };
+    let report = Report {
+        sequence: 7,
+        announced: Vec::new(),
+        serves: serves.iter().map(serving).collect(),
+        version: String::new(),
+        without_password: Vec::new(),
+    };
+    let begun = Instant::now();
+    let (answer, is_whole) = speakers.answer("node-a", &report).await;
+    let addresses = answer.routes.iter().map(|route| route.address).collect();
+    (addresses, is_whole, begun.elapsed())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_route_does_not_wait_for_another_lease() {
+    let speakers = speakers(&Arc::default(), &[vip(1, &[]), vip(2, &[])]);
+    speakers.leases.note(&uid(1), &[grant(1)]);
+    let (addresses, is_whole, time) = ask(&speakers, &[1, 2]).await;
+    assert_eq!((addresses, is_whole), (vec![address(1)], false));
+    assert!(time < Duration::from_millis(100), "{time:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_goes_out_as_soon_as_a_lease_is_known() {
+    let speakers = speakers(&Arc::default(), &[vip(1, &[])]);
+    let learn = async {
+        sleep(Duration::from_millis(300)).await;
+        speakers.leases.note(&uid(1), &[grant(1)]);
+    };
+    let ((addresses, is_whole, time), ()) = join(ask(&speakers, &[1]), learn).await;
+    assert_eq!((addresses, is_whole), (vec![address(1)], true));
+    assert!(time < Duration::from_millis(400), "{time:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_lacks_everything_comes_after_a_pause() {
+    let speakers = speakers(&Arc::default(), &[vip(1, &[])]);
+    let (addresses, is_whole, time) = ask(&speakers, &[1]).await;
+    assert_eq!((addresses, is_whole), (Vec::new(), false));
+    assert!((PAUSE..PAUSE * 2).contains(&time), "{time:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_route_that_a_node_was_let_announce_is_no_news() {
+    let speakers = speakers(&Arc::default(), &[vip(1, &["node-a"]), vip(2, &[])]);
+    speakers.leases.note(&uid(1), &[grant(1)]);
+    let (addresses, is_whole, time) = ask(&speakers, &[1, 2]).await;
+    assert_eq!((addresses, is_whole), (vec![address(1)], false));
+    assert!(time >= PAUSE, "{time:?}");
+}
