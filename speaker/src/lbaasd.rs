@@ -41,6 +41,9 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(LONGEST_ANSWER_SECONDS + 1
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// The time between the beginnings of two requests.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// The longest time for which a request is not replaced while nothing else is known of it. lbaasd answers requests for
+/// new routes after some 2 s at most, with what it has written until then.
+const MAX_KEPT: Duration = Duration::from_secs(3);
 /// The pause after the first failure.
 const PAUSE: Duration = Duration::from_secs(1);
 /// The longest pause after a failure.
@@ -191,6 +194,19 @@ pub struct Said {
     pub without_password: Vec<WithoutPassword>,
 }
 
+impl Said {
+    /// Returns a request that says this. `version`: that of the last answer, if the node still has what it gave.
+    fn report(&self, sequence: u64, version: &str) -> Report {
+        Report {
+            sequence,
+            announced: self.announced.clone(),
+            serves: self.serves.clone(),
+            version: version.to_owned(),
+            without_password: self.without_password.clone(),
+        }
+    }
+}
+
 /// What a request says, and what is no longer granted because of that.
 #[derive(Debug)]
 pub struct Told {
@@ -199,9 +215,14 @@ pub struct Told {
 }
 
 /// How long a request is not replaced, whatever changes. Tenants change what nodes serve as often as they like: that
-/// must not keep renewals from their ends.
-fn kept(renewal: Option<Duration>) -> Duration {
-    renewal.map_or(INTERVAL, |renewal| (renewal * 3 / 2).min(RENEWING))
+/// must not keep renewals from their ends, nor new routes. `replaced`: how many requests in a row were replaced.
+fn kept(renewal: Option<Duration>, replaced: u32) -> Duration {
+    match renewal {
+        Some(renewal) => (renewal * 3 / 2).min(RENEWING),
+        None => INTERVAL
+            .saturating_mul(2_u32.saturating_pow(replaced))
+            .min(MAX_KEPT),
+    }
 }
 
 /// Asks lbaasd again and again. When what a report would say changes, another request replaces the one that is under
@@ -221,6 +242,8 @@ pub async fn follow(
     // How soon addresses of L2 are asked for again, and how often that failed.
     let mut renewal: Option<Duration> = None;
     let mut failures = 0;
+    // How many requests in a row were replaced.
+    let mut replaced = 0_u32;
     loop {
         let begun = Instant::now();
         // The other task may not come to it.
@@ -244,23 +267,22 @@ pub async fn follow(
             // The node has less than the last answer gave.
             version.clear();
         }
-        let report = Report {
-            sequence: sequence.number(),
-            announced: known.announced.clone(),
-            serves: known.serves.clone(),
-            version: version.clone(),
-            without_password: known.without_password.clone(),
-        };
+        let report = known.report(sequence.number(), &version);
         let sent = now();
+        let kept_until = begun + kept(renewal, replaced);
         let obsolete = async {
-            sleep_until(begun + kept(renewal)).await;
+            sleep_until(kept_until).await;
             let _ = said.wait_for(|now| now.as_ref() != Some(&known)).await;
         };
         let limit = renewal.map_or(REQUEST_TIMEOUT, |renewal| renewal * 2);
         let asked = tokio::select! {
             asked = client.ask(&report, limit) => asked,
-            () = obsolete => continue,
+            () = obsolete => {
+                replaced = replaced.saturating_add(1);
+                continue;
+            }
         };
+        replaced = 0;
         match asked {
             Ok(routes) => {
                 if pause != PAUSE || version.is_empty() {
@@ -315,9 +337,21 @@ mod tests {
 
     #[test]
     fn a_renewal_is_not_replaced_before_lbaasd_answers() {
-        assert_eq!(kept(None), INTERVAL);
         // With 2 and 300 s of `THUBAN_L2_SECONDS`.
-        assert_eq!(kept(Some(Duration::from_millis(500))), Duration::from_millis(750));
-        assert_eq!(kept(Some(Duration::from_secs(75))), RENEWING);
+        for replaced in [0, 9] {
+            let kept = |renewal| kept(Some(renewal), replaced);
+            assert_eq!(kept(Duration::from_millis(500)), Duration::from_millis(750));
+            assert_eq!(kept(Duration::from_secs(75)), RENEWING);
+        }
+    }
+
+    #[test]
+    fn changes_without_end_do_not_replace_every_request() {
+        assert_eq!(kept(None, 0), INTERVAL, "the first change goes out at once");
+        assert_eq!(kept(None, 1), INTERVAL * 2);
+        assert_eq!(kept(None, 4), INTERVAL * 16);
+        for replaced in [5, 40, u32::MAX] {
+            assert_eq!(kept(None, replaced), MAX_KEPT);
+        }
     }
 }
