@@ -255,14 +255,11 @@ pub async fn follow(
             }
             ledger.renounce()
         };
-        let Some(Told {
-            said: known,
-            renounced,
-        }) = told
-        else {
+        let Some(told) = told else {
             sleep(INTERVAL).await;
             continue;
         };
+        let (known, renounced) = (told.said, told.renounced);
         if !renounced.is_empty() {
             // The node has less than the last answer gave.
             version.clear();
