@@ -14,8 +14,8 @@ use futures::StreamExt;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::{Action, Config};
-use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::{Controller, watcher};
+use kube::runtime::reflector::{ObjectRef, Store, store};
+use kube::runtime::{Controller, WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
 use lbaasd::dns::{self, servers::Servers};
 use lbaasd::events::Warnings;
@@ -177,9 +177,7 @@ async fn run(settings: Settings) -> Result<()> {
     metrics::ready();
     tokio::select! {
         () = server.serve(address, "THUBAN_LBAASD_PORT") => bail!("the API ended"),
-        () = services(&client, speakers.vips.clone(), settings.default_load_balancer) => {
-            bail!("the controller of Services ended")
-        }
+        () = services(&client, settings.default_load_balancer) => bail!("the controller of Services ended"),
         () = vips(&client, context.clone(), speakers.vips.clone()) => bail!("the controller of Vips ended"),
         () = dns_names(&client, dns.clone(), speakers.vips.clone()) => bail!("the controller of names ended"),
         () = dns_zones(&client, dns.clone()) => bail!("the controller of DnsZones ended"),
@@ -194,11 +192,13 @@ fn config() -> Config {
     Config::default().concurrency(AT_ONCE).debounce(GATHERED)
 }
 
-async fn services(client: &Client, known: Store<Vip>, is_default: bool) {
+async fn services(client: &Client, is_default: bool) {
     let controller = Controller::new(Api::<Service>::all(client.clone()), watcher::Config::default());
+    let (known, writer) = store();
+    let vips = watcher(Api::<Vip>::all(client.clone()), watcher::Config::default());
+    let vips = vips.reflect(writer).touched_objects();
     // A Vip and its Service have one name, whoever made the other.
-    let vips = Api::<Vip>::all(client.clone());
-    let controller = controller.watches(vips, watcher::Config::default(), |vip| {
+    let controller = controller.watches_stream(vips, |vip: Vip| {
         vip.namespace()
             .map(|namespace| ObjectRef::new(&vip.name_any()).within(&namespace))
     });
@@ -207,6 +207,7 @@ async fn services(client: &Client, known: Store<Vip>, is_default: bool) {
         vips: known,
         warnings: Warnings::new(client.clone()),
         is_default,
+        asked: Mutex::default(),
     });
     controller
         .with_config(config())

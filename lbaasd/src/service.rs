@@ -1,8 +1,9 @@
 //! Services: which want a Vip, and which addresses their status tells.
 
+use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use k8s_openapi::Resource as _;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, LoadBalancerStatus, Service, ServiceStatus};
@@ -45,10 +46,25 @@ const AGAIN: Duration = Duration::from_mins(1);
 
 pub struct Context {
     pub client: Client,
+    /// A Vip's change is here before it wakes the Service, unless the watch has begun anew.
     pub vips: Store<Vip>,
     pub warnings: Warnings,
     /// Whether Services without a class get a Vip, too.
     pub is_default: bool,
+    /// When the API server was asked for Services' Vips, by the Services' UIDs.
+    pub asked: Mutex<HashMap<String, Instant>>,
+}
+
+impl Context {
+    /// Whether the API server was asked for a Service's Vip not long ago. If not, it is going to be.
+    fn was_asked(&self, service: &Service) -> bool {
+        let mut asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);
+        asked.retain(|_, since| since.elapsed() < AGAIN);
+        let uid = service.uid().unwrap_or_default();
+        let was_asked = asked.contains_key(&uid);
+        asked.entry(uid).or_insert_with(Instant::now);
+        was_asked
+    }
 }
 
 /// Whether the Service is a load balancer of this kind.
@@ -251,6 +267,12 @@ pub fn ingress(service: &Service, vip: Option<&Vip>) -> Vec<String> {
     status.map(|status| status.addresses.clone()).unwrap_or_default()
 }
 
+/// Whether nothing is to be done for a Service if this is its Vip.
+fn is_settled(service: &Service, wanted: Option<VipSpec>, vip: Option<&Vip>, is_default: bool) -> bool {
+    let tells = vip.is_some_and(|vip| belong(service, vip)) || is_ours(service, is_default);
+    step(service, wanted, vip) == Step::Keep && (!tells || is_told(service, &entries(&ingress(service, vip))))
+}
+
 /// Brings a Service's Vip and status to what they should be.
 pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<Action, kube::Error> {
     let Context {
@@ -258,7 +280,10 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         vips,
         warnings,
         is_default,
+        ..
     } = &*context;
+    // The watch of Vips lasts as long as the process.
+    let _ = vips.wait_until_ready().await;
     let namespace = service.namespace().unwrap_or_default();
     let name = service.name_any();
     let known = vips.get(&ObjectRef::new(&name).within(&namespace));
@@ -273,6 +298,10 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     // The store of Vips may be late, and a Vip is there that lbaasd made the Service for.
     if known.is_none() && wanted.is_none() && maker(&service).is_none() {
         return Ok(Action::await_change());
+    }
+    // A Vip changes often while nodes begin to announce it, and most of these changes mean nothing here.
+    if is_settled(&service, wanted.clone(), known.as_deref(), *is_default) && context.was_asked(&service) {
+        return Ok(Action::requeue(AGAIN));
     }
     let api: Api<Vip> = Api::namespaced(client.clone(), &namespace);
     // The store may be late.
@@ -320,22 +349,29 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     Ok(Action::requeue(if waits { WAITING_RETRY } else { AGAIN }))
 }
 
-/// Writes the addresses into a Service's status.
-async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Result<(), kube::Error> {
-    let ingress = |address: &String| LoadBalancerIngress {
+/// Returns what a Service's status says of addresses.
+fn entries(addresses: &[String]) -> Vec<LoadBalancerIngress> {
+    let entry = |address: &String| LoadBalancerIngress {
         ip: Some(address.clone()),
         ip_mode: Some("VIP".to_owned()),
         ..LoadBalancerIngress::default()
     };
-    let ingress: Vec<_> = addresses.iter().map(ingress).collect();
-    let is_told = |service: &Service| {
-        told(service) == ingress && front(service) == wanted_front(service, !ingress.is_empty())
-    };
-    if is_told(service) {
+    addresses.iter().map(entry).collect()
+}
+
+/// Whether a Service's status says this of its addresses.
+fn is_told(service: &Service, ingress: &[LoadBalancerIngress]) -> bool {
+    told(service) == ingress && front(service) == wanted_front(service, !ingress.is_empty())
+}
+
+/// Writes the addresses into a Service's status.
+async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Result<(), kube::Error> {
+    let ingress = entries(addresses);
+    if is_told(service, &ingress) {
         return Ok(());
     }
     change_status(client, service, |service: &mut Service| {
-        if is_told(service) {
+        if is_told(service, &ingress) {
             return false;
         }
         let mode = wanted_front(service, !ingress.is_empty()).map(ToOwned::to_owned);

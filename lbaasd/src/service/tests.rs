@@ -1,8 +1,8 @@
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
-use thuban_api::{IpFamily, Vip, VipDns, VipSpec};
+use thuban_api::{FRONT_CONDITION, IpFamily, Vip, VipDns, VipSpec};
 
-use super::{Step, front, ingress, is_of_service, step, wanted, wanted_front};
+use super::{Step, front, ingress, is_of_service, is_settled, step, wanted, wanted_front};
 
 fn service(spec: &Value, annotations: &Value) -> Service {
     serde_json::from_value(json!({
@@ -309,4 +309,31 @@ fn a_vips_name_follows_the_services_annotation() {
         ..spec()
     };
     assert_eq!(changed(drains.clone(), spec()), Step::Change(drains));
+}
+
+#[test]
+fn a_service_is_settled_once_it_tells_its_vips_addresses() {
+    let mut vip = vip(spec(), "s1");
+    vip.status = serde_json::from_value(json!({"addresses": ["203.0.113.7"]})).unwrap();
+    let mut service = balanced();
+    let is_done = |service: &Service, vip: Option<&Vip>| {
+        is_settled(service, wanted(service, false).unwrap(), vip, false)
+    };
+    assert!(!is_done(&service, None), "it lacks a Vip");
+    assert!(!is_done(&service, Some(&vip)), "it tells no address");
+    let front = json!({"type": FRONT_CONDITION, "status": "True", "reason": "Dsr", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let ingress = json!([{"ip": "203.0.113.7", "ipMode": "VIP"}]);
+    let status = json!({"loadBalancer": {"ingress": ingress}, "conditions": [front]});
+    service.status = serde_json::from_value(status).unwrap();
+    assert!(is_done(&service, Some(&vip)));
+    vip.metadata.deletion_timestamp = serde_json::from_value(json!("2026-01-01T00:00:00Z")).unwrap();
+    assert!(!is_done(&service, Some(&vip)), "it needs another Vip");
+    service.spec.as_mut().unwrap().type_ = Some("ClusterIP".to_owned());
+    assert!(
+        is_done(&service, Some(&vip)),
+        "the Vip goes, and is still announced"
+    );
+    vip.status.as_mut().unwrap().withdrawn_at = Some("2026-01-01T00:00:30Z".to_owned());
+    assert!(!is_done(&service, Some(&vip)), "nobody announces it");
 }
