@@ -1,9 +1,11 @@
-//! The time from a change of an EndpointSlice to its effect. A client makes a connection every few milliseconds. The
-//! change has arrived at the first of a row of connections that all reach the new backends.
+//! The time from a change of an EndpointSlice to its effect. A client begins a connection every few milliseconds, even
+//! if others have no answer yet. The change has arrived at the first of a row of connections that all reach the new
+//! backends.
 
 use std::{
+    collections::BTreeMap,
     ops::Range,
-    sync::mpsc,
+    sync::{Mutex, PoisonError, mpsc},
     thread,
     time::{Duration, Instant},
 };
@@ -22,11 +24,14 @@ use crate::bench::{
     process::{CLIENT_CORE, pin},
 };
 
-/// The pause between connections.
-const PAUSE: Duration = Duration::from_millis(2);
+/// The time between the beginnings of two connections.
+const STEP: Duration = Duration::from_millis(4);
+/// How long a client waits for each step of a connection. TCP repeats a lost SYN only after a second.
+const WITHIN: Duration = Duration::from_millis(100);
+/// Connections under way at once: more than begin while one may last.
+const WORKERS: u32 = 76;
 /// The number of connections in a row that reach the new backends.
 const ROW: usize = 10;
-const WITHIN: Duration = Duration::from_millis(500);
 /// The time after which a turn makes no more changes.
 const BUDGET: Duration = Duration::from_secs(45);
 const READY_TIMEOUT: Duration = Duration::from_mins(1);
@@ -71,7 +76,7 @@ pub fn effects(site: &Site, runtime: &Runtime, count: usize, pause: Duration) ->
 pub fn effect(
     client: &Pod,
     target: &Target,
-    is_wanted: impl Fn(u8) -> bool + Send,
+    is_wanted: impl Fn(u8) -> bool + Send + Sync,
     change: impl FnOnce() -> Result<()>,
 ) -> Result<Effect> {
     let (tell, begins) = mpsc::channel();
@@ -97,30 +102,135 @@ pub fn effect(
 /// Returns since when all connections reach a wanted backend, and how many failed before. Signals when it has begun.
 fn probe(
     target: &Target,
-    is_wanted: impl Fn(u8) -> bool,
+    is_wanted: impl Fn(u8) -> bool + Sync,
     tell: &mpsc::Sender<()>,
 ) -> Result<(Instant, usize)> {
-    let start = Instant::now();
-    let (mut since, mut row, mut failed) = (None, 0, 0);
-    loop {
-        match ask(target, WITHIN) {
-            Ok(number) if is_wanted(number) => {
-                since.get_or_insert_with(Instant::now);
-                row += 1;
-            }
-            answer => {
-                failed += usize::from(answer.is_err());
-                (since, row) = (None, 0);
-            }
+    let (start, seen) = (Instant::now(), Mutex::new(Seen::default()));
+    // The threads are in the caller's network namespace, and have its priority.
+    thread::scope(|scope| {
+        for worker in 0..WORKERS {
+            let (is_wanted, seen, tell) = (&is_wanted, &seen, tell.clone());
+            scope.spawn(move || connect(target, (start, worker), is_wanted, seen, &tell));
         }
-        if let Some(since) = since.filter(|_| row == ROW) {
-            return Ok((since, failed));
+    });
+    let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let Some(since) = seen.since.filter(|_| seen.is_over()) else {
+        bail!("a change has no effect after {} s", READY_TIMEOUT.as_secs());
+    };
+    Ok((since, seen.failed))
+}
+
+/// Connects again and again, as one of the workers, until the change has arrived.
+fn connect(
+    target: &Target,
+    (start, worker): (Instant, u32),
+    is_wanted: &impl Fn(u8) -> bool,
+    seen: &Mutex<Seen>,
+    tell: &mpsc::Sender<()>,
+) {
+    let lock = || seen.lock().unwrap_or_else(PoisonError::into_inner);
+    for number in (worker..).step_by(WORKERS as usize) {
+        let begins = start + STEP * number;
+        thread::sleep(begins.saturating_duration_since(Instant::now()));
+        if lock().is_over() || start.elapsed() > READY_TIMEOUT {
+            return;
         }
-        if start.elapsed() > READY_TIMEOUT {
-            bail!("a change has no effect after {} s", READY_TIMEOUT.as_secs());
-        }
+        let end = match ask(target, WITHIN) {
+            Ok(backend) if is_wanted(backend) => End::Wanted(Instant::now()),
+            Ok(_) => End::Other,
+            Err(_) => End::Failed,
+        };
+        lock().note(number, end);
         // An old backend has answered the first connection.
         let _ = tell.send(());
-        thread::sleep(PAUSE);
+    }
+}
+
+/// What became of a connection.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    /// A wanted backend answered then.
+    Wanted(Instant),
+    Other,
+    Failed,
+}
+
+/// What became of the connections, in the order in which they began.
+#[derive(Debug, Default)]
+struct Seen {
+    /// Connections that have ended before an earlier one.
+    ahead: BTreeMap<u32, End>,
+    /// The first connection that has not ended.
+    next: u32,
+    /// When the first connection of the row was answered, and how many the row has.
+    since: Option<Instant>,
+    row: usize,
+    failed: usize,
+}
+
+impl Seen {
+    fn is_over(&self) -> bool {
+        self.row >= ROW
+    }
+
+    /// Notes the end of a connection. What ends after the row is complete does not count.
+    fn note(&mut self, number: u32, end: End) {
+        self.ahead.insert(number, end);
+        while !self.is_over()
+            && let Some(end) = self.ahead.remove(&self.next)
+        {
+            self.next += 1;
+            if let End::Wanted(at) = end {
+                self.since.get_or_insert(at);
+                self.row += 1;
+            } else {
+                self.failed += usize::from(matches!(end, End::Failed));
+                (self.since, self.row) = (None, 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns what is seen of connections that end in this order.
+    fn seen(ends: impl IntoIterator<Item = (u32, End)>) -> Seen {
+        let mut seen = Seen::default();
+        for (number, end) in ends {
+            seen.note(number, end);
+        }
+        seen
+    }
+
+    #[test]
+    fn a_connection_without_answer_holds_no_other_up() {
+        let start = Instant::now();
+        let at = |number| start + STEP * number;
+        let later = (1..=10).map(|number| (number, End::Wanted(at(number))));
+        let mut seen = seen(later);
+        assert!(
+            !seen.is_over(),
+            "the first connection may still reach an old backend"
+        );
+        seen.note(0, End::Failed);
+        assert!(seen.is_over());
+        assert_eq!((seen.since, seen.failed), (Some(at(1)), 1));
+    }
+
+    #[test]
+    fn the_change_has_arrived_after_the_last_old_answer() {
+        let start = Instant::now();
+        let end = |number: u32| match number {
+            0..3 | 5 => End::Other,
+            4 => End::Failed,
+            _ => End::Wanted(start + STEP * number),
+        };
+        let seen = |count: u32| seen((0..count).map(|number| (number, end(number))));
+        assert!(!seen(15).is_over());
+        let all = seen(30);
+        assert!(all.is_over());
+        assert_eq!((all.since, all.failed), (Some(start + STEP * 6), 1));
     }
 }
