@@ -209,6 +209,14 @@ impl Router {
         Ok(hops)
     }
 
+    /// Returns how many nodes the router sees alive by BFD.
+    pub fn bfd_sessions(&self) -> Result<usize> {
+        let folder = self.folder.display().to_string();
+        let socket = ["--vty_socket", &folder, "-d", "bfdd"];
+        let text = run("vtysh", &[&socket[..], &["-c", "show bfd peers json"]].concat())?;
+        sessions_up(&text).with_context(|| format!("no list of BFD's sessions: {text}"))
+    }
+
     /// Runs `work` on a thread of its own at the client.
     pub fn at_client<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let namespace = File::open(self.client_path()).context("the client's namespace")?;
@@ -249,5 +257,27 @@ impl Router {
 impl Drop for Router {
     fn drop(&mut self) {
         self.remove();
+    }
+}
+
+/// Returns how many of the BFD sessions are up that bfdd lists. vtysh may say something before the list.
+fn sessions_up(text: &str) -> Option<usize> {
+    let list = text.get(text.find('[')?..)?;
+    let sessions: Vec<serde_json::Value> = serde_json::from_str(list).ok()?;
+    let up = sessions.iter().filter(|session| session["status"] == "up");
+    Some(up.count())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::sessions_up;
+
+    #[test]
+    fn only_bfd_sessions_that_are_up_count() {
+        let list = r#"[{"peer": "10.0.0.2", "status": "up"}, {"peer": "10.0.0.3", "status": "down"}]"#;
+        assert_eq!(sessions_up(list), Some(1));
+        assert_eq!(sessions_up(&format!("% no vtysh.conf\n{list}\n")), Some(1));
+        assert_eq!(sessions_up("[]\n"), Some(0));
+        assert_eq!(sessions_up("bfdd is not running\n"), None);
     }
 }

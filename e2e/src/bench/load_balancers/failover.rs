@@ -1,5 +1,6 @@
 //! A front falls silent, and no sign of it reaches the router but BFD's silence. Clients go on to connect, and others
-//! have connections open. Backends are on the other nodes.
+//! have connections open. Backends are on the other nodes. No node dies before BFD watches it: until then the router
+//! would notice the death only by the end of BGP's hold time.
 
 use std::{
     io::{Read, Write},
@@ -64,9 +65,10 @@ pub fn measure(site: &Site, plan: &Plan, results: &mut Results) -> Result<()> {
         for (name, address) in &cases {
             go_on()?;
             site.await_routes(*address)?;
+            let by_bfd = site.await_bfd()?;
             let seen = die(site, *address, plan.held)?;
             println!(
-                "death {death} of {}, {name:<11} new connections after {:.2} s, lost {} of {}",
+                "death {death} of {}, {name:<11} new connections after {:.2} s, lost {} of {}, {by_bfd} nodes by BFD",
                 plan.deaths,
                 seen.new.as_secs_f32(),
                 seen.lost,
@@ -76,6 +78,7 @@ pub fn measure(site: &Site, plan: &Plan, results: &mut Results) -> Result<()> {
                 name,
                 &[
                     Sample::new("new_connections_ms", "ms", seen.new.as_secs_f64() * 1e3),
+                    Sample::new("bfd_sessions", "sessions", float(by_bfd as u64)),
                     Sample::new("held", "connections", float(plan.held as u64)),
                     Sample::new("held_lost", "connections", float(seen.lost as u64)),
                     Sample::new("failed_before", "connections", float(seen.failed_before as u64)),

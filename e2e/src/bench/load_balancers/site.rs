@@ -1,6 +1,10 @@
 //! One cluster with its router, the client behind the router, and servers in pods.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::Result;
 use thuban_cluster::{
@@ -23,6 +27,11 @@ pub const LAST: &str = NODES[2];
 pub const VIA: &str = NODES[1];
 /// The port of connections that stay open.
 pub const ECHO: u16 = 7002;
+
+/// How long to wait for BFD, how often to look, and how long its sessions need until they send at their interval.
+const BFD_TIMEOUT: Duration = Duration::from_secs(30);
+const BFD_LOOK: Duration = Duration::from_millis(200);
+const BFD_SETTLES: Duration = Duration::from_secs(2);
 
 /// The labels of backends: all servers, the one on [`LAST`], and those on the other nodes.
 const ALL: (&str, &str) = ("servers", "all");
@@ -100,6 +109,23 @@ impl Site {
             .wait_for(&format!("all routes to {address}"), READY_TIMEOUT, || {
                 Ok(self.router.next_hops(address.into())?.len() == NODES.len())
             })
+    }
+
+    /// Waits until the router would notice the death of any node by BFD, which begins some seconds after a session of
+    /// BGP. Returns of how many nodes it would, for the time of the wait is limited.
+    pub fn await_bfd(&self) -> Result<usize> {
+        let start = Instant::now();
+        loop {
+            let sessions = self.router.bfd_sessions()?;
+            if sessions >= NODES.len() {
+                thread::sleep(BFD_SETTLES);
+                return Ok(sessions);
+            }
+            if start.elapsed() > BFD_TIMEOUT {
+                return Ok(sessions);
+            }
+            thread::sleep(BFD_LOOK);
+        }
     }
 
     /// Makes a Service as MetalLB does: an address in its status, and a router's routes to all nodes.
