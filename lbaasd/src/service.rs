@@ -304,8 +304,12 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
         return Ok(Action::requeue(AGAIN));
     }
     let api: Api<Vip> = Api::namespaced(client.clone(), &namespace);
-    // The store may be late.
-    let vip = api.get_opt(&name).await?;
+    // The store may be late. But to make a Vip shows by itself whether there is one.
+    let vip = if known.is_none() && wanted.is_some() {
+        None
+    } else {
+        api.get_opt(&name).await?
+    };
     let step = step(&service, wanted, vip.as_ref());
     let waits = step == Step::Wait;
     match step {
@@ -320,7 +324,10 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
             };
             match api.create(&PostParams::default(), &made).await {
                 Ok(_) => info!(namespace, name, "Vip made"),
-                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                // The store will show it, and wake the Service.
+                Err(kube::Error::Api(status)) if status.code == 409 => {
+                    return Ok(Action::requeue(WAITING_RETRY));
+                }
                 Err(error) => return Err(error),
             }
         }
