@@ -13,8 +13,9 @@ use super::{Context, FINALIZER, Outcome, Said, choose};
 use crate::leases::covers;
 use crate::objects::api_of;
 
-/// How long a Vip without a status is left to the lbaasd that made it its own.
-const OTHERS_TURN: SignedDuration = SignedDuration::from_secs(3);
+/// How old a Vip without a status may be that is left to the lbaasd that made it its own. Of many Vips that are created
+/// at once, the last one waits for all others.
+const OTHERS_TURN: SignedDuration = SignedDuration::from_secs(10);
 
 fn asked(vip: &Vip, pool: &str) -> Wanted {
     let family = |family: &IpFamily| match family {

@@ -20,14 +20,14 @@ fn a_new_vip_is_left_to_the_lbaasd_that_began() {
     let at = |time: &str| format!("2026-11-27T{time}Z").parse::<Timestamp>().unwrap();
     let is_anothers =
         |finalizers: &[&str], status: Value, time| is_anothers_turn(&vip(finalizers, &status), at(time));
-    assert!(is_anothers(&[FINALIZER], Value::Null, "08:00:01"));
-    assert!(!is_anothers(&[], Value::Null, "08:00:01"), "nobody has begun");
+    assert!(is_anothers(&[FINALIZER], Value::Null, "08:00:09"));
+    assert!(!is_anothers(&[], Value::Null, "08:00:09"), "nobody has begun");
     assert!(
-        !is_anothers(&[FINALIZER], json!({}), "08:00:01"),
+        !is_anothers(&[FINALIZER], json!({}), "08:00:09"),
         "the other one is done"
     );
     assert!(
-        !is_anothers(&[FINALIZER], Value::Null, "08:00:03"),
+        !is_anothers(&[FINALIZER], Value::Null, "08:00:10"),
         "the other one has ended"
     );
     assert!(
