@@ -43,6 +43,7 @@ use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tracing::{debug, info};
 
+use self::granting::place;
 use self::l2::NodeLeases;
 use crate::events::Warnings;
 use crate::leases::Leases;
@@ -371,6 +372,7 @@ impl Speakers {
         let mut concerned = self.concerned(node, report);
         let time = self.time_to_note(&concerned);
         concerned.retain(|vip| change(&mut Vip::clone(vip)));
+        concerned.sort_by_cached_key(|vip| place(vip.metadata.uid.as_deref().unwrap_or_default(), node));
         let noted = futures::stream::iter(concerned).for_each_concurrent(AT_ONCE, |vip| async move {
             match change_status(&self.client, &*vip, change).await {
                 Ok(_) => info!(

@@ -31,6 +31,14 @@ const GRANTING: Duration = Duration::from_secs(2);
 const HEAD_START: Duration = Duration::from_millis(50);
 const MAX_HEAD_STARTS: usize = 5;
 
+/// Returns the place of a Vip in the order in which a node's Vips are written. Each node has another order: nodes that
+/// write many Vips at the same time seldom write the same one and refuse each other.
+pub(super) fn place(uid: &str, node: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (uid, node).hash(&mut hasher);
+    hasher.finish()
+}
+
 impl Speakers {
     /// Writes which of the addresses are new to the node before they go out. What can't be written in time is left out,
     /// and the node's next request is answered at once.
@@ -68,14 +76,15 @@ impl Speakers {
         let claim = |route: &Route| {
             let is_first = route.l2 && !announces(route);
             let head_start = is_first.then(|| self.head_start(&route.uid, node));
-            (head_start.unwrap_or_default(), route.uid.clone())
+            let place = place(&route.uid, node);
+            (head_start.unwrap_or_default(), place, route.uid.clone())
         };
         let new = answer.routes.iter();
         let new = new.filter(|route| !is_lost(route) && is_new(route));
         // Those first that wait for nobody's head start.
-        let new: BTreeSet<(Duration, String)> = new.map(claim).collect();
+        let new: BTreeSet<(Duration, u64, String)> = new.map(claim).collect();
         let granted: BTreeSet<String> = futures::stream::iter(new)
-            .map(|(head_start, uid)| async move {
+            .map(|(head_start, _, uid)| async move {
                 let vip = vips.get(uid.as_str())?;
                 let written = self.let_announce(vip, node, report, begun + head_start);
                 let written = timeout_at(end, written).await;
@@ -132,13 +141,8 @@ impl Speakers {
 
     /// Returns how long a node waits before it claims a Vip's addresses. Of each Vip, another node is the first one.
     fn head_start(&self, uid: &str, node: &str) -> Duration {
-        let score = |name: &str| {
-            let mut hasher = DefaultHasher::new();
-            (uid, name).hash(&mut hasher);
-            hasher.finish()
-        };
-        let (nodes, own) = (self.nodes.state(), score(node));
-        let is_before = |other: &&Arc<Node>| !is_excluded(other) && score(&other.name_any()) > own;
+        let (nodes, own) = (self.nodes.state(), place(uid, node));
+        let is_before = |other: &&Arc<Node>| !is_excluded(other) && place(uid, &other.name_any()) > own;
         let before = nodes.iter().filter(is_before).take(MAX_HEAD_STARTS).count();
         HEAD_START * u32::try_from(before).unwrap_or_default()
     }

@@ -182,3 +182,16 @@ async fn a_lease_that_is_not_written_takes_nothing_away() {
         assert!(held.iter().all(|number| again[number] == Some(2)));
     }
 }
+
+#[test]
+fn nodes_write_vips_in_orders_of_their_own() {
+    let order = |node: &str| {
+        let mut numbers: Vec<u16> = (0..ALL).collect();
+        numbers.sort_by_key(|number| place(&uid(*number), node));
+        numbers
+    };
+    assert_eq!(order("node-a"), order("node-a"));
+    let (one, other) = (order("node-a"), order("node-b"));
+    let equal = one.iter().zip(&other).filter(|(one, other)| one == other);
+    assert!(equal.count() < usize::from(ALL) / 10);
+}
