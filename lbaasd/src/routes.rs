@@ -9,6 +9,7 @@
 
 mod granting;
 pub mod l2;
+mod passwords;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -34,8 +35,8 @@ use kube::{Client, ResourceExt};
 use sha2::{Digest, Sha256};
 use thuban_api::condition::find;
 use thuban_api::routes::{
-    Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, PASSWORD_NAMESPACE, PasswordProblem, Peer,
-    Report, Route, Routes, Serving, TOKEN_AUDIENCE, WithoutPassword,
+    Announced, Bfd, END_OF_SEQUENCES, LONGEST_ANSWER_SECONDS, Peer, Report, Route, Routes, Serving,
+    TOKEN_AUDIENCE,
 };
 use thuban_api::{AnnounceBy, Announcer, BgpPeer, Vip, VipStatus};
 use thuban_authority::identity::{self, Account, IdentityError};
@@ -327,24 +328,6 @@ impl Speakers {
         peers
     }
 
-    /// Tells which passwords a node does not have, by events of the BgpPeers.
-    async fn warn(&self, node: &str, report: &Report) {
-        let Some(node) = self.nodes.get(&ObjectRef::new(node)) else {
-            return;
-        };
-        for WithoutPassword { peer, problem } in &report.without_password {
-            let Some(peer) = self.peers.get(&ObjectRef::new(peer)) else {
-                continue;
-            };
-            if let Some(secret) = &peer.spec.password_secret
-                && selects(&peer, node.labels())
-            {
-                let (reason, note) = without_password(*problem, secret);
-                self.warnings.tell(&*peer, reason, &note).await;
-            }
-        }
-    }
-
     /// Returns the Vips that a node may have to do with.
     fn concerned(&self, node: &str, report: &Report) -> Vec<Arc<Vip>> {
         let said = report.announced.iter();
@@ -385,33 +368,6 @@ impl Speakers {
             }
         });
         let _ = timeout(time, noted).await;
-    }
-}
-
-/// Returns the reason and the note of an event.
-fn without_password(problem: PasswordProblem, secret: &str) -> (&'static str, String) {
-    let place = format!("spec.passwordSecret: Secret {secret} in namespace {PASSWORD_NAMESPACE}");
-    match problem {
-        PasswordProblem::NotFound => (
-            "PasswordNotFound",
-            format!(
-                "{place} does not exist: create it with the key password; nodes set up no session before"
-            ),
-        ),
-        PasswordProblem::Invalid => (
-            "PasswordInvalid",
-            format!(
-                "{place} must be of type Opaque or kubernetes.io/basic-auth, and its key password must have 1 to 80 \
-                 bytes without line breaks; nodes set up no session before"
-            ),
-        ),
-        PasswordProblem::Unreadable => (
-            "PasswordUnreadable",
-            format!(
-                "{place} can't be read by a node: see the log of thuban-speaker, and apply \
-                 install/load-balancers/30-lbaasd.yaml, which gives the right"
-            ),
-        ),
     }
 }
 

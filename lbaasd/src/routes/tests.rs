@@ -4,7 +4,8 @@ use thuban_api::Vip;
 use thuban_api::reasons;
 use thuban_api::routes::{Announced, PasswordProblem, Report, Serving};
 
-use super::{entry, let_announce, may_have, note, without_password};
+use super::passwords::without_password;
+use super::{entry, let_announce, may_have, note};
 
 const ADDRESS: &str = "203.0.113.7";
 
