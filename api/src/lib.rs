@@ -50,8 +50,8 @@ pub use ip_lease::{IpLease, IpLeaseSpec, IpLeaseStatus, LeaseHolder, LeaseState}
 pub use ip_pool::{AnnounceBy, IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use path_trace::{
-    PathObject, PathProtocol, PathSource, PathStep, PathStepState, PathTarget, PathTrace, PathTraceSpec,
-    PathTraceStatus, PathVerdict,
+    PathHop, PathObject, PathProtocol, PathSource, PathStep, PathStepState, PathTarget, PathTrace,
+    PathTraceSpec, PathTraceStatus, PathVerdict,
 };
 pub use phase::Phase;
 pub use policy_state::{

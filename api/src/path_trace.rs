@@ -42,6 +42,11 @@ pub struct PathTraceSpec {
     /// The protocol: `TCP`, `UDP` or `SCTP`. Default: `TCP`.
     #[serde(default)]
     pub protocol: PathProtocol,
+    /// Whether the source's droplet sends one packet from the pod, and droplets on the way report what they do with it.
+    /// The packet is a connection that is closed at once (TCP), an empty datagram (UDP), or, without a port, an echo of
+    /// ICMP. A pod sends one a second at most. Default: false.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub probe: bool,
 }
 
 /// The pod that sends.
@@ -132,16 +137,23 @@ impl PathProtocol {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PathTraceStatus {
-    /// `OK`: nothing is wrong. `NO`: the last step says what is wrong. `UNKNOWN`: the last step says what can't be
-    /// known. Absent until the operator has looked.
+    /// `OK`: nothing is wrong. `NO`: the last step, or the answer to the probe, says what is wrong. `UNKNOWN`: it says
+    /// what can't be known. Absent until the operator has looked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub verdict: Option<PathVerdict>,
-    /// The reason of the last step, if the verdict is not `OK`.
+    /// The reason of the last step, or of the answer to the probe, if the verdict is not `OK`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// The steps of the path, as far as they were looked at.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PathStep>,
+    /// What programs of droplets did with the packet of a probe, as far as they reported it. Empty if the target is, or
+    /// has, a pod of another namespace.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hops: Vec<PathHop>,
+    /// The answer to the packet of a probe. Absent without a probe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<PathStep>,
     /// The `metadata.generation` that the status is about.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
@@ -174,7 +186,7 @@ impl PathVerdict {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct PathStep {
-    /// The part: `source`, `target`, `backends`, `egress`, `droplets`, `rows`, `policies` or `service`.
+    /// The part: `source`, `target`, `backends`, `egress`, `droplets`, `rows`, `policies`, `service` or `answer`.
     pub name: String,
     /// `ok`, `fail` or `unknown`.
     pub state: PathStepState,
@@ -187,6 +199,23 @@ pub struct PathStep {
     /// What to do, if the state is not `ok`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub remedy: String,
+}
+
+/// What a program did with the packet of a probe.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct PathHop {
+    /// The droplet.
+    pub node: String,
+    /// The program: `agent` at a pod's interface, `transit` at the node's.
+    pub program: String,
+    /// The verdict, as `transitd trace` has it: the name of a counter.
+    pub verdict: String,
+    /// The droplet that the packet was sent to, or the pod that it was delivered to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// Microseconds since this droplet first saw the packet. Droplets have no common clock.
+    pub microseconds: u32,
 }
 
 /// How a part of the path stands.
@@ -226,6 +255,7 @@ mod tests {
         assert!(written.get("evaluatedAt").is_none(), "{written}");
         let spec = serde_json::to_value(&trace.spec).unwrap();
         assert_eq!(spec["protocol"], "TCP");
+        assert!(spec.get("probe").is_none(), "{spec}");
         assert!(spec["target"].get("address").is_none(), "{spec}");
     }
 }

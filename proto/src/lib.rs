@@ -39,7 +39,8 @@ pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
 /// Version of the transit contract, sent in `Hello`. Operator and transitd work together when their versions are at
 /// most one apart: each ignores fields and messages that it doesn't know. The kinds of rows that a droplet understands
 /// are listed separately, in `Hello.row_kinds`. A droplet sends `Denials`, and drops in them, only to an operator that
-/// has asked for them, so they needed no version. Version 2 added `Load`, `LocalRow.moved_from` and `relays` of
+/// has asked for them, so they needed no version. The operator sends `Probe` only to droplets that have said
+/// `Hello.can_probe`. Version 2 added `Load`, `LocalRow.moved_from` and `relays` of
 /// `VpcRow` and `NetworkRow`.
 pub const PROTOCOL_VERSION: u32 = 2;
 /// The most entries of one `Denials`.
@@ -48,6 +49,8 @@ pub const MAX_DENIALS: usize = 1024;
 pub const MAX_CHECKS: usize = 512;
 /// The most drops of one `Denials`.
 pub const MAX_DROPS: usize = 256;
+/// The most sightings of one `Probed`.
+pub const MAX_SIGHTINGS: usize = 16;
 /// Socket on which transitd listens for the CNI plugin, unless the CNI configuration names another path.
 pub const DEFAULT_CNI_SOCKET: &str = "/run/thuban/cni.sock";
 /// Directory in which the CNI plugin leaves DELs while transitd is away, unless the CNI configuration names another

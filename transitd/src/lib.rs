@@ -22,6 +22,7 @@ pub mod netfilter;
 pub mod netlink;
 pub mod node;
 pub mod operator;
+pub mod path_probes;
 pub mod program;
 pub mod rejection;
 pub mod rules;

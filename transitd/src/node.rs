@@ -23,6 +23,7 @@ use crate::endpoints::Endpoints;
 use crate::follow::followers::Followers;
 use crate::netfilter::Netfilter;
 use crate::netlink::uplink::Uplink;
+use crate::path_probes::PathProbes;
 use crate::settings::RunSettings;
 use crate::shaped::Shaped;
 use crate::state::State;
@@ -47,6 +48,8 @@ pub struct Node {
     pub traces: Followers<Traced>,
     /// Who follows denied packets.
     pub denials: Followers<Followed>,
+    /// The bounds of probes that the operator asks for.
+    pub path_probes: PathProbes,
     /// Notified when attachments come and go.
     pub attached: Notify,
     /// Notified when the operator asks what is denied.
@@ -110,6 +113,7 @@ impl Node {
             shaped: Shaped::default(),
             traces: Followers::new(maps.clone()),
             denials: Followers::new(maps),
+            path_probes: PathProbes::default(),
             attached: Notify::new(),
             asked: Notify::new(),
             opened: Notify::new(),

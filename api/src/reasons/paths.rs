@@ -76,4 +76,16 @@ super::reasons! {
     "TooManyTraces", "PathTrace":
         "the namespace has so many PathTraces that this one is not looked at"
         => "delete PathTraces that were answered, and ask again";
+    "ProbeRefused", "PathTrace":
+        "nothing listens at the target's port, or a network policy rejects the packet of the probe"
+        => "look at what listens in the target, and at its port";
+    "ProbeUnreachable", "PathTrace":
+        "the packet of the probe was answered by an ICMP error, or the pod has no route"
+        => "look at the last hop of the answer, and at the routes in the pod";
+    "ProbeSilent", "PathTrace":
+        "nothing answered the packet of the probe within 2 s"
+        => "look at the last hop: a drop there has a reason; without one, look at the target's own firewall and program";
+    "ProbeNotSent", "PathTrace":
+        "no packet was sent: the message says why"
+        => "correct what the message names, or ask again in some seconds";
 }

@@ -372,7 +372,7 @@ async fn serve(
                         note_asked(simulation, name, asked.sets);
                         continue;
                     }
-                    None => continue,
+                    Some(operator_message::Message::Probe(_)) | None => continue,
                 };
                 sleep(delay(simulation, 5)).await;
                 if !operator.is_alive() {

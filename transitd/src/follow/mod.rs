@@ -47,8 +47,8 @@ pub fn now() -> u64 {
     boot::monotonic().as_nanos() as u64
 }
 
-/// Decodes a record; `None` if it has another size.
-fn decode<T: Pod>(bytes: &[u8]) -> Option<T> {
+/// Decodes a record of a ring buffer; `None` if it has another size.
+pub fn decode<T: Pod>(bytes: &[u8]) -> Option<T> {
     if bytes.len() != size_of::<T>() {
         return None;
     }

@@ -2,11 +2,12 @@
 
 use std::collections::HashSet;
 use std::path::Path;
+use std::sync::Arc;
 
 use thuban_common::policy::of_vpc;
 use thuban_common::tables::EndpointKey;
 use thuban_proto::transit::{
-    DropletMessage, Hello, Nack, Program, ReportDenials, Subscribe, droplet_message::Message,
+    DropletMessage, Hello, Nack, Probe, Program, ReportDenials, Subscribe, droplet_message::Message,
 };
 use tokio::sync::mpsc;
 use tracing::{error, warn};
@@ -17,7 +18,7 @@ use crate::dataplane::connections::Connections;
 use crate::dataplane::tables::TableError;
 use crate::node::Node;
 use crate::state::service_changes::Changes;
-use crate::{boot, endpoints, metrics};
+use crate::{boot, endpoints, metrics, path_probes};
 
 /// The stream's outgoing side.
 pub type Outbox = mpsc::UnboundedSender<DropletMessage>;
@@ -47,6 +48,9 @@ pub trait Peer: Send + Sync + 'static {
     /// Takes note of the sets of which the operator wants to know what they deny, and whether it wants to know of pods'
     /// dropped packets.
     fn report_denials(&self, _asked: ReportDenials) {}
+
+    /// Begins a probe of a path. Must be called within the runtime.
+    fn probe(self: &Arc<Self>, _asked: Probe) {}
 
     /// Whether something that a program removed still leads packets somewhere. It ends by itself. May block.
     fn leads_by_old_rules(&self) -> bool {
@@ -100,6 +104,7 @@ impl Peer for Node {
             checks: checks
                 .map(|(key, told)| checked(*key, Some(told.state)))
                 .collect(),
+            can_probe: true,
             ..hello
         };
         // The receiver lives as long as the session.
@@ -182,6 +187,10 @@ impl Peer for Node {
             (state.reported_sets, state.reports_drops) = (Some(sets), asked.drops);
         }
         self.asked.notify_one();
+    }
+
+    fn probe(self: &Arc<Self>, asked: Probe) {
+        tokio::spawn(path_probes::run(Arc::clone(self), asked));
     }
 
     fn leads_by_old_rules(&self) -> bool {

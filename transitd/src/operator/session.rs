@@ -177,6 +177,10 @@ async fn receive(
                 peer.report_denials(asked);
                 continue;
             }
+            Some(operator_message::Message::Probe(asked)) => {
+                peer.probe(asked);
+                continue;
+            }
             // This is a newer operator's message, which needs no understanding.
             None => continue,
         };
