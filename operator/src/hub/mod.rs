@@ -11,6 +11,7 @@ mod full;
 mod missing;
 mod paths;
 mod policy;
+mod probes;
 mod rests;
 mod sessions;
 mod triggers;
@@ -38,12 +39,14 @@ use crate::model::world::{Delta, EndpointName, NodePort, World};
 use attachments::Attachments;
 use checks::CheckLimit;
 use denials::Denials;
+use probes::Probes;
 use rests::Rests;
 
 pub use attachments::Report;
 pub use barrier::Barrier;
 pub use missing::{Missing, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
 pub use policy::PolicyStanding;
+pub use probes::Heard;
 pub use triggers::{Trigger, Triggers, Waiter};
 
 /// How long a new leader waits for the droplets' reports of what they hold before it gives out addresses, milliseconds.
@@ -153,6 +156,8 @@ pub struct Hub {
     /// What policies deny and agents drop has a lock of its own, because a droplet may report much. Nobody who holds it
     /// takes that of the state.
     denials: Mutex<Denials>,
+    /// Probes too have a lock of their own. Nobody who holds it takes that of the state.
+    probes: Mutex<Probes>,
     started: Instant,
     epoch: u64,
     /// Addresses of all Nodes.
@@ -192,6 +197,7 @@ impl Hub {
         Self {
             state: Mutex::new(state),
             denials: Mutex::default(),
+            probes: Mutex::default(),
             started: Instant::now(),
             epoch,
             nodes: RwLock::default(),

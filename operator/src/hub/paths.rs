@@ -5,7 +5,7 @@ use thuban_rows::Kind;
 use super::barrier::serves;
 use super::{Health, Hub, State};
 use crate::model::rows::Key;
-use crate::model::world::path::{Delivery, DropletState, Judgement, Question, RowState};
+use crate::model::world::path::{Delivery, DropletState, Judgement, ProbePlan, Question, RowState};
 
 /// What is known of droplets at one moment.
 struct Streams<'a> {
@@ -55,5 +55,12 @@ impl Hub {
         let state = &*self.lock();
         let now = self.now();
         state.world.judge_path(question, &Streams { state, now })
+    }
+
+    /// Returns the probe of a path; none if an end of the path is not there, or has no network.
+    pub fn plan_probe(&self, question: &Question) -> Option<ProbePlan> {
+        let state = &*self.lock();
+        let now = self.now();
+        state.world.plan_probe(question, &Streams { state, now })
     }
 }

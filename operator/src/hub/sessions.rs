@@ -20,7 +20,7 @@ const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_sec
 const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
 
 impl Hub {
-    /// Opens the stream of a droplet that said Hello. Its backends that fail are known before any program is made, so
+    /// Opens the stream of a droplet that said Hello, and notes what the droplet can do. Its backends that fail are known before any program is made, so
     /// that a new leader leads no connection there.
     pub fn open_after(
         &self,
@@ -30,6 +30,7 @@ impl Hub {
         kinds: Kinds,
     ) -> (u64, UnboundedReceiver<OperatorMessage>) {
         self.note_checks(droplet, &hello.checks);
+        self.note_can_probe(droplet, hello.can_probe);
         self.open(droplet, &hello.attachments, subscriptions, kinds)
     }
 
@@ -168,5 +169,6 @@ impl Hub {
         state.senders.remove(droplet);
         state.attachments.replace(droplet, &[]);
         state.heard.remove(droplet);
+        self.note_can_probe(droplet, false);
     }
 }

@@ -375,6 +375,7 @@ impl DropletStream {
             Some(Message::Load(load)) => self.hub.report(droplet, &load),
             Some(Message::Denials(denials)) => self.hub.note_denials(droplet, &denials),
             Some(Message::Checks(checks)) => self.hub.note_checks(droplet, &checks.checked),
+            Some(Message::Probed(probed)) => self.hub.note_probed(droplet, probed),
             Some(Message::Hello(_)) => return Err(Status::invalid_argument("Hello comes once")),
             // This is a newer droplet's message, which needs no understanding.
             None => {}

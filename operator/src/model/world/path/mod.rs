@@ -10,10 +10,12 @@
 //! | `policies` | network policies of both ends |
 //! | `delivery` | droplets and their rows |
 //! | `fault` | what may be wrong |
+//! | `probe` | the packet of a probe, and the droplets that it may pass |
 
 mod delivery;
 mod fault;
 mod policies;
+mod probe;
 mod service;
 #[cfg(test)]
 mod tests;
@@ -25,6 +27,7 @@ use thuban_api::{PathStep, PathStepState, PathVerdict, reasons};
 
 pub use delivery::{Delivery, DropletState, RowState};
 use fault::{Cause, Fault, no, unknown};
+pub use probe::ProbePlan;
 use service::Reached;
 
 use super::{Address, Endpoint, EndpointName, Membership, Network, Vpc, World};

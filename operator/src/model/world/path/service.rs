@@ -36,7 +36,24 @@ pub struct Reached<'a> {
     port: Option<&'a Port>,
 }
 
+impl Reached<'_> {
+    /// Returns the address to which clients send.
+    pub(super) const fn address(&self) -> IpAddr {
+        self.address
+    }
+}
+
 impl<'a> Path<'a> {
+    /// Returns the backends to which droplets lead packets of the source; none of a Service that its node sends on to.
+    pub(super) fn pods_behind(&self, source: &Place<'a>, reached: &Reached<'a>) -> Vec<Place<'a>> {
+        let backends = match self.backends(source, reached) {
+            Ok((backends, _)) if reached.way == Way::Within => backends,
+            _ => Vec::new(),
+        };
+        let members = self.members(reached, &backends).into_iter();
+        members.map(|(place, _)| place).collect()
+    }
+
     /// Finds a Service by its name.
     pub(super) fn named_service(&self, source: &Place<'a>, namespace: &str, name: &str) -> Found<Goal<'a>> {
         let (world, vpc) = (self.world, &source.network.vpc);
@@ -205,7 +222,7 @@ impl<'a> Path<'a> {
     }
 
     /// Returns packets to the Service's own address.
-    fn served(&self, reached: &Reached<'a>) -> Packet {
+    pub(super) fn served(&self, reached: &Reached<'a>) -> Packet {
         Packet {
             is_v6: reached.address.is_ipv6(),
             protocol: reached.port.map_or(self.question.protocol, |port| port.protocol),
@@ -259,7 +276,7 @@ impl<'a> Path<'a> {
         Ok((backends, message))
     }
 
-    fn is_own(&self, reached: &Reached<'a>) -> bool {
+    pub(super) fn is_own(&self, reached: &Reached<'a>) -> bool {
         reached.name.0 == self.asker()
     }
 
