@@ -3,6 +3,8 @@
 //! Invariant: a PathTrace is answered once. A namespace costs the operator a bounded number of answers a second, and so
 //! do all namespaces together, however many PathTraces there are.
 
+mod probe;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -119,7 +121,16 @@ pub async fn reconcile(trace: Arc<PathTrace>, context: Arc<Context>) -> Result<A
             return Ok(Action::requeue(ANSWER_RETRY));
         }
         // The rules of the kind allow no question without a target.
-        Next::Answer => question(&trace, &namespace, &context).map(|question| answer(&question, &context)),
+        Next::Answer => match question(&trace, &namespace, &context) {
+            Some(question) => {
+                let mut status = answer(&question, &context);
+                if trace.spec.probe && !probe::add(&mut status, &question, &context.hub).await {
+                    return Ok(Action::requeue(ANSWER_RETRY));
+                }
+                Some(status)
+            }
+            None => None,
+        },
         // Questions do not pile up until there is time to refuse them.
         Next::Refuse => context.path_traces.may_answer(&namespace).then(refusal),
         Next::Delete => None,

@@ -112,6 +112,8 @@ pub fn path_trace(trace: &mut PathTrace) {
     };
     if let Some(status) = &mut trace.status {
         status.steps = Vec::new();
+        status.hops = Vec::new();
+        status.answer = None;
     }
 }
 
