@@ -40,9 +40,10 @@ const WHY_EXAMPLES: &str = "Examples:
   kubectl thuban why red/web-0 svc/shop:80         a Service of the namespace red
   kubectl thuban why red/web-0 10.0.2.4:53/udp     an address
   kubectl thuban why red/web-0 '[fd00:2::4]:443'   an IPv6 address with a port
+  kubectl thuban why red/web-0 db-0:5432 --probe   the pod sends a packet, and nodes say what they do with it
 
-The first line begins with OK, NO or UNKNOWN: exit status 0, 1 or 2. The operator answers by what it knows; no packet
-is sent. You need the right to create and delete PathTraces in the source's namespace, as the role edit has it.";
+The first line begins with OK, NO or UNKNOWN: exit status 0, 1 or 2. The operator answers by what it knows; without
+--probe no packet is sent. You need the right to create and delete PathTraces in the source's namespace, as the role edit has it.";
 const CONNECTIVITY_EXAMPLES: &str = "Examples:
   kubectl thuban connectivity test";
 const TEST_EXAMPLES: &str = "Examples:
@@ -183,6 +184,9 @@ pub enum Verb {
         /// The target: POD, NAMESPACE/POD, svc/SERVICE, svc/NAMESPACE/SERVICE or an address, and behind it :PORT or
         /// :PORT/PROTOCOL.
         target: String,
+        /// Has the pod send one packet to the target, and shows what nodes on the way did with it, and the answer.
+        #[arg(long)]
+        probe: bool,
     },
     /// Shows the packets of a pod as its node's programs see them, with the names of pods.
     #[command(after_help = TRACE_EXAMPLES)]

@@ -31,8 +31,6 @@ use crate::why::Question;
 
 /// How long the API server may take to answer.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the operator may take to answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 const ANSWER_PAUSE: Duration = Duration::from_millis(100);
 /// The name of the operator's Deployment, and of its pods in their label.
 const OPERATOR: &str = "thuban-operator";
@@ -269,7 +267,7 @@ impl Cluster {
         let name = made
             .map_err(|error| not_asked(error, "create", namespace))?
             .name_any();
-        let answer = answer(&traces, &name).await;
+        let answer = answer(&traces, &name, question.timeout()).await;
         // If that fails, the operator deletes it later.
         let _ = Box::pin(traces.delete(&name, &DeleteParams::default())).await;
         answer.map_err(|error| not_asked(error, "get", namespace))
@@ -330,8 +328,12 @@ where
 }
 
 /// Waits for the answer to a question. None: it did not come, or somebody deleted the question.
-async fn answer(traces: &Api<PathTrace>, name: &str) -> Result<Option<PathTraceStatus>, kube::Error> {
-    let end = Instant::now() + ANSWER_TIMEOUT;
+async fn answer(
+    traces: &Api<PathTrace>,
+    name: &str,
+    limit: Duration,
+) -> Result<Option<PathTraceStatus>, kube::Error> {
+    let end = Instant::now() + limit;
     while Instant::now() < end {
         let trace = Box::pin(traces.get_opt(name)).await?;
         let Some(trace) = trace else {

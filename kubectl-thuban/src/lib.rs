@@ -65,7 +65,11 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, CliError> {
         Verb::Check => check_cluster(&connection, output).await,
         Verb::Tree { vpc } => show_tree(&connection, output, vpc).await,
         Verb::Endpoints => list_endpoints(&connection, output).await,
-        Verb::Why { source, target } => ask_why(&connection, output, &source, &target).await,
+        Verb::Why {
+            source,
+            target,
+            probe,
+        } => ask_why(&connection, output, [&source, &target], probe).await,
         Verb::Trace(trace) => {
             let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
             Box::pin(trace::run(&cluster, &kubectl, &trace, output)).await
@@ -140,11 +144,14 @@ async fn list_endpoints(connection: &Connection, output: Format) -> Result<Verdi
 async fn ask_why(
     connection: &Connection,
     output: Format,
-    source: &str,
-    target: &str,
+    [source, target]: [&str; 2],
+    probe: bool,
 ) -> Result<Verdict, CliError> {
     let cluster = Cluster::connect(connection).await?;
-    let question = Question::read(source, target, cluster.namespace())?;
+    let question = Question {
+        probe,
+        ..Question::read(source, target, cluster.namespace())?
+    };
     let mut answer = Answer::new(&question, cluster.ask(&question).await?);
     if let Some((namespace, pod)) = answer.withheld(&question)
         && let Some(endpoint) = cluster.endpoint_of(namespace, pod).await?

@@ -3,10 +3,11 @@
 
 use std::fmt;
 use std::net::IpAddr;
+use std::time::Duration;
 
 use serde::Serialize;
 use thuban_api::{
-    PathObject, PathProtocol, PathSource, PathStep, PathStepState, PathTarget, PathTraceSpec,
+    PathHop, PathObject, PathProtocol, PathSource, PathStep, PathStepState, PathTarget, PathTraceSpec,
     PathTraceStatus, PathVerdict, reasons,
 };
 
@@ -19,6 +20,13 @@ const NO_ANSWER: &str = "NoAnswer";
 /// The reason of an answer about a target of another VPC, or of none.
 const NOT_IN_VPC: &str = "NotInVpc";
 
+/// The reason of a probe that the operator did not make.
+const NOT_SENT: &str = "ProbeNotSent";
+/// How long the operator may take to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take with a probe, which may wait for others.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(15);
+
 /// What is asked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Question {
@@ -28,6 +36,8 @@ pub struct Question {
     pub target: Target,
     pub port: Option<u16>,
     pub protocol: PathProtocol,
+    /// Whether the source is to send a packet.
+    pub probe: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -82,7 +92,13 @@ impl Question {
             target,
             port: port.map(|(port, _)| port),
             protocol: port.map(|(_, protocol)| protocol).unwrap_or_default(),
+            probe: false,
         })
+    }
+
+    /// Returns how long the operator may take to answer.
+    pub const fn timeout(&self) -> Duration {
+        if self.probe { PROBE_TIMEOUT } else { ANSWER_TIMEOUT }
     }
 
     pub fn spec(&self) -> PathTraceSpec {
@@ -105,6 +121,7 @@ impl Question {
             target,
             port: self.port,
             protocol: self.protocol,
+            probe: self.probe,
         }
     }
 }
@@ -187,6 +204,12 @@ pub struct Answer {
     /// The reason of the last step, unless the verdict is `OK`.
     pub reason: Option<String>,
     pub steps: Vec<PathStep>,
+    /// What droplets did with the packet of a probe.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hops: Vec<PathHop>,
+    /// The answer to the packet of a probe.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answer: Option<PathStep>,
     /// When the operator looked.
     pub evaluated_at: Option<String>,
 }
@@ -194,12 +217,22 @@ pub struct Answer {
 impl Answer {
     /// Makes an answer of what the operator wrote. None: it wrote nothing in time.
     pub fn new(question: &Question, status: Option<PathTraceStatus>) -> Self {
-        let status = status.unwrap_or_else(no_answer);
+        let mut status = status.unwrap_or_else(|| no_answer(question.timeout()));
+        let is_answered = status.reason.as_deref() != Some(NO_ANSWER);
+        if question.probe && is_answered && status.answer.is_none() {
+            status.answer = Some(no_probe());
+            if status.verdict == Some(PathVerdict::Ok) {
+                status.verdict = Some(PathVerdict::Unknown);
+                status.reason = Some(NOT_SENT.to_owned());
+            }
+        }
         Self {
             verdict: status.verdict.unwrap_or(PathVerdict::Unknown),
             path: question.to_string(),
             reason: status.reason,
             steps: status.steps,
+            hops: status.hops,
+            answer: status.answer,
             evaluated_at: status.evaluated_at,
         }
     }
@@ -237,11 +270,22 @@ impl Answer {
     }
 }
 
-fn no_answer() -> PathTraceStatus {
+/// Returns the answer to a probe that an older operator does not know.
+fn no_probe() -> PathStep {
+    PathStep {
+        name: "answer".to_owned(),
+        state: PathStepState::Unknown,
+        message: "the operator made no probe: it is older than the plugin".to_owned(),
+        reason: Some(NOT_SENT.to_owned()),
+        remedy: reasons::remedy("PathTrace", NOT_SENT).to_owned(),
+    }
+}
+
+fn no_answer(limit: Duration) -> PathTraceStatus {
     let step = PathStep {
         name: "operator".to_owned(),
         state: PathStepState::Unknown,
-        message: "it did not answer within 5 s".to_owned(),
+        message: format!("it did not answer within {} s", limit.as_secs()),
         reason: Some(NO_ANSWER.to_owned()),
         remedy: reasons::remedy(WHY, NO_ANSWER).to_owned(),
     };
@@ -315,6 +359,21 @@ mod tests {
         assert!(answer.steps[0].remedy.contains("status"), "{answer:?}");
         let empty = Answer::new(&read("web-0", "db-0").unwrap(), Some(PathTraceStatus::default()));
         assert_eq!(empty.verdict, PathVerdict::Unknown);
+    }
+
+    #[test]
+    fn an_operator_that_makes_no_probe_is_named() {
+        let mut question = read("web-0", "db-0:5432").unwrap();
+        assert!(!question.spec().probe);
+        let status = || Some(PathTraceStatus::default());
+        assert_eq!(Answer::new(&question, status()).answer, None);
+        question.probe = true;
+        assert!(question.spec().probe);
+        let said = Answer::new(&question, status()).answer.unwrap();
+        assert!(said.message.contains("older than the plugin"), "{said:?}");
+        let silent = Answer::new(&question, None);
+        assert!(silent.steps[0].message.contains("15 s"), "{silent:?}");
+        assert_eq!(silent.answer, None);
     }
 
     #[test]

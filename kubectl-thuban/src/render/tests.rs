@@ -1,3 +1,5 @@
+use thuban_api::{PathHop, PathStep};
+
 use crate::connectivity::{self, Finding, State};
 use crate::endpoints::listing;
 use crate::report::{Line, PLUGIN, Problem, Report, Verdict};
@@ -152,6 +154,39 @@ fn an_answer_has_its_verdict_first_and_its_remedy_last() {
     };
     let text = super::answer(&testing::answer("UNKNOWN", "PortNeeded"), colourful);
     assert!(text.starts_with("\x1b[33mUNKNOWN\x1b[0m  red/web-0"), "{text}");
+}
+
+#[test]
+fn hops_and_the_answer_of_a_probe_come_last() {
+    let mut answer = testing::answer("NO", "ProbeRefused");
+    let hop = |node: &str, program: &str, verdict: &str, next: &str, microseconds: u32| PathHop {
+        node: node.to_owned(),
+        program: program.to_owned(),
+        verdict: verdict.to_owned(),
+        next: (!next.is_empty()).then(|| next.to_owned()),
+        microseconds,
+    };
+    answer.hops = vec![
+        hop("node-b", "agent", "sent_to_divider", "node-a", 0),
+        hop("node-a10", "transit", "delivered", "db-0", 1_388),
+        hop("node-c", "transit", "dropped, policy_ingress", "", 7),
+    ];
+    answer.answer = answer.steps.pop().map(|step| PathStep {
+        name: "answer".to_owned(),
+        ..step
+    });
+    let text = super::answer(&answer, PLAIN);
+    let lines: Vec<&str> = text.lines().skip(2).collect();
+    assert_eq!(
+        lines,
+        [
+            " +0.000 ms  node-b    agent     sent_to_divider, node-a",
+            " +1.388 ms  node-a10  transit   delivered to db-0",
+            " +0.007 ms  node-c    transit   dropped, policy_ingress",
+            " FAIL  answer    ProbeRefused: denied",
+            "                 -> accept them",
+        ]
+    );
 }
 
 #[test]

@@ -1,14 +1,16 @@
-//! The answer of `why`: the verdict, and a line for each step.
+//! The answer of `why`: the verdict, and a line for each step. With a probe also a line for each hop, and the answer.
 
 use std::fmt::Write;
 
-use thuban_api::{PathStep, PathStepState, PathVerdict};
+use thuban_api::{PathHop, PathStep, PathStepState, PathVerdict};
 
 use super::Style;
 use crate::why::Answer;
 
 /// Where remedies begin: behind the word of the state and the step.
 const TEXT_COLUMN: usize = 17;
+/// The verdict on a packet that its pod got.
+const DELIVERED: &str = "delivered";
 
 /// Returns the text of an answer.
 pub fn answer(answer: &Answer, style: Style) -> String {
@@ -22,7 +24,27 @@ pub fn answer(answer: &Answer, style: Style) -> String {
     for step in &answer.steps {
         add(&mut text, step, style);
     }
+    let width = answer.hops.iter().map(|hop| hop.node.len()).max().unwrap_or(0);
+    for hop in &answer.hops {
+        let _ = writeln!(text, " {}", line(hop, width));
+    }
+    if let Some(step) = &answer.answer {
+        add(&mut text, step, style);
+    }
     text
+}
+
+/// Returns a hop as a line. The time is that since its node first saw the packet.
+fn line(hop: &PathHop, width: usize) -> String {
+    let (millis, micros) = (hop.microseconds / 1000, hop.microseconds % 1000);
+    let next = match &hop.next {
+        // It goes to a pod.
+        Some(next) if hop.verdict == DELIVERED => format!(" to {next}"),
+        Some(next) => format!(", {next}"),
+        None => String::new(),
+    };
+    let (node, program, verdict) = (&hop.node, &hop.program, &hop.verdict);
+    format!("+{millis}.{micros:03} ms  {node:<width$}  {program:<8}  {verdict}{next}")
 }
 
 fn add(text: &mut String, step: &PathStep, style: Style) {
