@@ -9,8 +9,8 @@ use thuban_proto::OPERATOR_TLS_NAME;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::transit_server::{Transit, TransitServer};
 use thuban_proto::transit::{
-    DropletMessage, Hello, OperatorMessage, PolicyKey, Program, ReportDenials, Row, RowKey, operator_message,
-    row,
+    DropletMessage, Hello, OperatorMessage, PolicyKey, Probe, Program, ReportDenials, Row, RowKey,
+    operator_message, row,
 };
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::TcpListenerStream;
@@ -149,9 +149,18 @@ impl Operator {
             sets: sets.iter().map(key).collect(),
             drops,
         };
+        self.say(operator_message::Message::ReportDenials(asked));
+    }
+
+    /// Asks for a probe of a path.
+    pub fn probe(&self, probe: Probe) {
+        self.say(operator_message::Message::Probe(probe));
+    }
+
+    fn say(&self, message: operator_message::Message) {
         let shared = self.shared.lock().unwrap();
         let (sender, _) = shared.stream.as_ref().expect("no stream");
-        let message = Some(operator_message::Message::ReportDenials(asked));
+        let message = Some(message);
         sender.send(Ok(OperatorMessage { message })).unwrap();
     }
 

@@ -36,6 +36,7 @@ mod neighbours;
 mod nft_hangs;
 mod node_port_lease;
 mod overlay_port;
+mod path_probes;
 mod plugin;
 mod policies;
 mod policy_flows;

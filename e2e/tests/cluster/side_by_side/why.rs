@@ -129,6 +129,51 @@ fn a_tenant_asks_why_in_its_own_namespace_alone() {
 }
 
 #[test]
+fn a_probe_says_what_answers_and_where_packets_end() {
+    const SPACE: &str = "cli-probe";
+    let cluster = &tenants().cluster;
+    let _namespace = Namespace::new(cluster, SPACE).unwrap();
+    let pods = [("client", "node-a"), ("server", "node-b")];
+    let pods = pods.map(|(name, node)| netexec_manifest(SPACE, name, node, None));
+    apply(cluster, &pods).unwrap();
+    for pod in ["client", "server"] {
+        running(cluster, SPACE, pod).unwrap();
+    }
+    // A pod sends one packet a second at most: until then the answer is UNKNOWN.
+    let ask = |port: u16, reason: &str| {
+        let line = format!("why {SPACE}/client {SPACE}/server:{port} --probe -o json");
+        is_named(&|| administrator(&line), reason)
+    };
+    let has_hop = |answer: &Value, node: &str, verdict: &str| {
+        let hops = answer["hops"].as_array().unwrap();
+        hops.iter()
+            .any(|hop| hop["node"] == node && hop["verdict"] == verdict)
+    };
+    let works = ask(8080, "");
+    assert_eq!(works["answer"]["message"], "server accepts the connection", "{works}");
+    assert_eq!(works["hops"][0]["node"], "node-a", "{works}");
+    assert!(has_hop(&works, "node-b", "delivered"), "{works}");
+    let refused = ask(8081, "ProbeRefused");
+    let said = "TCP reset by server: nothing listens on 8081 in the pod";
+    assert_eq!(refused["answer"]["message"], said, "{refused}");
+    assert!(has_hop(&refused, "node-b", "delivered"), "{refused}");
+    let closed = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
+        "metadata": {"name": "closed", "namespace": SPACE},
+        "spec": {"podSelector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}}});
+    apply(cluster, &[closed]).unwrap();
+    let denied = ask(8080, "PolicyDenies");
+    // The packet of a question soon after another one may not have been sent.
+    std::thread::sleep(Duration::from_secs(2));
+    let denied = if denied["answer"]["state"] == "fail" {
+        denied
+    } else {
+        ask(8080, "PolicyDenies")
+    };
+    assert_eq!(denied["answer"]["state"], "fail", "{denied}");
+    assert!(has_hop(&denied, "node-b", "dropped, policy_ingress"), "{denied}");
+}
+
+#[test]
 fn a_malformed_question_is_refused() {
     let cluster = &tenants().cluster;
     let admin = Actor::administrator(cluster).unwrap();

@@ -1,7 +1,7 @@
 //! Tests of paths that are judged by what droplets have acked.
 
 use thuban_api::PathVerdict;
-use thuban_proto::transit::NackReason;
+use thuban_proto::transit::{NackReason, ProbeAnswer, Probed, operator_message};
 use thuban_rows::{Kind, Kinds, Row};
 
 use super::policy::{ack_all, play, set};
@@ -39,4 +39,49 @@ async fn a_set_without_room_denies_what_was_accepted() {
     let judgement = hub.judge_path(&question);
     assert_eq!(judgement.verdict, PathVerdict::No, "{judgement:#?}");
     assert_eq!(judgement.reason.as_deref(), Some("TableFull"), "{judgement:#?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_is_sent_by_the_pods_droplet_and_ends() {
+    let (hub, mut droplets) = play(&Kinds::all());
+    ack_all(&hub, &mut droplets);
+    let plan = hub.plan_probe(&Question {
+        source: pod("web"),
+        target: Target::Pod(pod("db")),
+        protocol: 6,
+        port: Some(5432),
+    });
+    let plan = plan.unwrap();
+    assert_eq!(plan.home(), "c");
+    let heard = hub.probe(&plan).await.unwrap();
+    assert!(heard.unable.contains("c") && heard.answer.is_none(), "{heard:?}");
+    for droplet in ["a", "c"] {
+        hub.note_can_probe(droplet, true);
+    }
+    let stream = &mut droplets.get_mut("c").unwrap().stream;
+    let report = async {
+        let probe = loop {
+            let message = stream.recv().await.unwrap().message;
+            if let Some(operator_message::Message::Probe(probe)) = message {
+                break probe;
+            }
+        };
+        assert!(probe.send && probe.source_port >= 61_000, "{probe:?}");
+        let told = |answer: ProbeAnswer| Probed {
+            id: probe.id,
+            answer: answer.into(),
+            ..Probed::default()
+        };
+        // Who was not asked is not heard, and others only once.
+        hub.note_probed("b", told(ProbeAnswer::Silent));
+        hub.note_probed("c", told(ProbeAnswer::Refused));
+        hub.note_probed("c", told(ProbeAnswer::Answered));
+    };
+    // The droplet `a` never reports.
+    let (heard, ()) = tokio::join!(hub.probe(&plan), report);
+    let heard = heard.unwrap();
+    assert_eq!(heard.answer, Some(ProbeAnswer::Refused), "{heard:?}");
+    assert_eq!(heard.sightings.keys().collect::<Vec<_>>(), ["c"]);
+    let silent = hub.probe(&plan).await.unwrap();
+    assert_eq!(silent.answer, None, "{silent:?}");
 }

@@ -2,6 +2,7 @@
 
 mod others;
 mod policies;
+mod probes;
 
 use std::net::IpAddr;
 use std::sync::Arc;
