@@ -43,7 +43,8 @@ const WHY_EXAMPLES: &str = "Examples:
   kubectl thuban why red/web-0 db-0:5432 --probe   the pod sends a packet, and nodes say what they do with it
 
 The first line begins with OK, NO or UNKNOWN: exit status 0, 1 or 2. The operator answers by what it knows; without
---probe no packet is sent. You need the right to create and delete PathTraces in the source's namespace, as the role edit has it.";
+--probe no packet is sent. You need the right to create and delete PathTraces in the source's namespace, as the role
+edit has it.";
 const CONNECTIVITY_EXAMPLES: &str = "Examples:
   kubectl thuban connectivity test";
 const TEST_EXAMPLES: &str = "Examples:

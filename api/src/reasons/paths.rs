@@ -84,7 +84,7 @@ super::reasons! {
         => "look at the last hop of the answer, and at the routes in the pod";
     "ProbeSilent", "PathTrace":
         "nothing answered the packet of the probe within 2 s"
-        => "look at the last hop: a drop there has a reason; without one, look at the target's own firewall and program";
+        => "look at the last hop: a drop there has a reason; without one, look at the target's own firewall";
     "ProbeNotSent", "PathTrace":
         "no packet was sent: the message says why"
         => "correct what the message names, or ask again in some seconds";

@@ -20,8 +20,8 @@ const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_sec
 const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
 
 impl Hub {
-    /// Opens the stream of a droplet that said Hello, and notes what the droplet can do. Its backends that fail are known before any program is made, so
-    /// that a new leader leads no connection there.
+    /// Opens the stream of a droplet that said Hello, and notes what the droplet can do. Its backends that fail are
+    /// known before any program is made, so that a new leader leads no connection there.
     pub fn open_after(
         &self,
         hello: &Hello,

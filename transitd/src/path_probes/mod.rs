@@ -23,7 +23,7 @@ use tracing::warn;
 use crate::attachments::Attachment;
 use crate::follow::decode;
 use crate::follow::followers::Replies;
-use crate::netlink::namespace;
+use crate::netlink::{NetlinkError, namespace};
 use crate::node::Node;
 use flow::{Flow, Seen};
 
@@ -140,7 +140,10 @@ async fn send_from_pod(node: &Node, flow: Flow) -> ProbeAnswer {
     let Ok(pod_namespace) = namespace::open(&path) else {
         return ProbeAnswer::NoPod;
     };
-    let sent = namespace::run(pod_namespace, &path, async move || Ok(send::send(flow).await)).await;
+    let sent = namespace::run(pod_namespace, &path, async move || {
+        Ok::<_, NetlinkError>(send::send(flow).await)
+    })
+    .await;
     sent.unwrap_or_else(|error| {
         warn!(
             pod = attachment.pod(),
