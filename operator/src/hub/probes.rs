@@ -18,6 +18,8 @@ use crate::model::world::path::ProbePlan;
 
 /// The most probes at a time.
 const MAX_PROBES: usize = 16;
+/// The most of them that one namespace asked for: fewer than a droplet takes, so that nobody holds others up.
+const MAX_OF_NAMESPACE: usize = 2;
 /// How long the droplets on the way have to get ready before the packet is sent.
 const HEAD_START: Duration = Duration::from_millis(300);
 /// How long the droplet of the pod may take. The packet's answer may take 2 s.
@@ -38,6 +40,8 @@ pub(super) struct Probes {
 
 #[derive(Debug)]
 struct Open {
+    /// The asker's namespace.
+    namespace: String,
     /// The droplets that have not reported yet.
     waiting: BTreeSet<String>,
     reports: UnboundedSender<(String, Probed)>,
@@ -140,7 +144,9 @@ impl Hub {
 
     fn begin_probe(&self, plan: &ProbePlan) -> Option<Running<'_>> {
         let mut probes = self.probes();
-        if probes.open.len() >= MAX_PROBES {
+        let others = probes.open.values();
+        let own = others.filter(|open| open.namespace == plan.namespace).count();
+        if probes.open.len() >= MAX_PROBES || own >= MAX_OF_NAMESPACE {
             return None;
         }
         probes.last_id += 1;
@@ -153,6 +159,7 @@ impl Hub {
             .collect();
         let (sender, reports) = unbounded_channel();
         let open = Open {
+            namespace: plan.namespace.clone(),
             waiting: able.clone(),
             reports: sender,
         };

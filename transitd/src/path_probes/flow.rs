@@ -74,7 +74,7 @@ impl Flow {
 pub struct Seen(Vec<TraceRecord>);
 
 impl Seen {
-    pub const fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 

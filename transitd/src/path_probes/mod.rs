@@ -114,7 +114,11 @@ async fn probe(node: &Node, flow: Flow, is_sent: bool) -> (Seen, ProbeAnswer) {
 async fn collect(mut replies: Replies, flow: Flow) -> Seen {
     let mut seen = Seen::default();
     let mut end = Instant::now() + TRACE_TIME;
-    while let Ok(Some(Ok(reply))) = timeout_at(end, replies.next()).await {
+    // The pod may send so much else that there is always a record.
+    while Instant::now() < end {
+        let Ok(Some(Ok(reply))) = timeout_at(end, replies.next()).await else {
+            break;
+        };
         // Replies without a record tell of losses.
         let record = decode::<TraceRecord>(&reply.record).filter(|record| flow.has(record));
         let Some(record) = record else {

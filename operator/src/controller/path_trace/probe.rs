@@ -179,6 +179,7 @@ mod tests {
         let droplets = [("node-b", 2), ("node-a", 1), ("node-c", 3)];
         let address = |last| Ipv4Addr::new(192, 0, 2, last);
         ProbePlan {
+            namespace: "red".to_owned(),
             vni: Vni::new(7).unwrap(),
             source: [10, 0, 1, 3].into(),
             destination: [10, 0, 2, 4].into(),

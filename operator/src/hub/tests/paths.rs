@@ -82,6 +82,12 @@ async fn a_probe_is_sent_by_the_pods_droplet_and_ends() {
     let heard = heard.unwrap();
     assert_eq!(heard.answer, Some(ProbeAnswer::Refused), "{heard:?}");
     assert_eq!(heard.sightings.keys().collect::<Vec<_>>(), ["c"]);
-    let silent = hub.probe(&plan).await.unwrap();
-    assert_eq!(silent.answer, None, "{silent:?}");
+    let at_once = tokio::join!(hub.probe(&plan), hub.probe(&plan), hub.probe(&plan));
+    let (silent, also, too_many) = at_once;
+    assert_eq!(silent.unwrap().answer, None, "a probe ends without a report");
+    assert!(
+        also.is_some() && too_many.is_none(),
+        "a namespace has two at a time"
+    );
+    assert!(hub.probe(&plan).await.is_some());
 }

@@ -18,6 +18,8 @@ const MAX_DROPLETS: usize = 33;
 /// A probe of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbePlan {
+    /// The asker's.
+    pub namespace: String,
     pub vni: Vni,
     pub source: IpAddr,
     pub destination: IpAddr,
@@ -100,6 +102,7 @@ impl<'a> Path<'a> {
             None => ICMP,
         };
         Some(ProbePlan {
+            namespace: self.asker().to_owned(),
             vni: source.vpc.vni,
             source: source.address_of(packet.is_v6)?,
             destination,
@@ -116,9 +119,9 @@ impl<'a> Path<'a> {
         let home = &source.endpoint.droplet;
         let apart = targets.iter().copied();
         let apart: Vec<Place<'a>> = apart.filter(|target| target.endpoint.droplet != *home).collect();
-        let roles = |kind: RoleKind, target: &Place<'a>| {
+        let roles = |kind: RoleKind, target: &Place<'a>| -> Vec<String> {
             let rows = self.world.serving_rows(kind, target.name).into_iter();
-            rows.map(|(droplet, _)| droplet)
+            rows.map(|(droplet, _)| droplet).collect()
         };
         let dividers = apart
             .iter()
