@@ -9,7 +9,7 @@ use crate::why::Answer;
 
 /// Where remedies begin: behind the word of the state and the step.
 const TEXT_COLUMN: usize = 17;
-/// The verdict on a packet that its pod got.
+/// The verdicts on a packet that its pod got begin with this.
 const DELIVERED: &str = "delivered";
 
 /// Returns the text of an answer.
@@ -39,7 +39,7 @@ fn line(hop: &PathHop, width: usize) -> String {
     let (millis, micros) = (hop.microseconds / 1000, hop.microseconds % 1000);
     let next = match &hop.next {
         // It goes to a pod.
-        Some(next) if hop.verdict == DELIVERED => format!(" to {next}"),
+        Some(next) if hop.verdict.starts_with(DELIVERED) => format!(" to {next}"),
         Some(next) => format!(", {next}"),
         None => String::new(),
     };

@@ -66,7 +66,7 @@ fn a_pod_sends_a_packet_and_hears_the_answer() {
     });
     let answered = probed(&rig, 1, SERVER, PORT);
     assert_eq!(answered.answer(), ProbeAnswer::Answered, "{answered:?}");
-    let is_delivered = |seen: &Sighting| seen.counter == Counter::Delivered as u32;
+    let is_delivered = |seen: &Sighting| seen.counter == Counter::DeliveredLocal as u32;
     assert!(answered.sightings.iter().any(is_delivered), "{answered:?}");
     assert_eq!(answered.sightings[0].after_ns, 0);
     drop(listener);

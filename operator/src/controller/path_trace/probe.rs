@@ -148,7 +148,7 @@ fn hop(plan: &ProbePlan, droplet: &str, sighting: &Sighting) -> PathHop {
         None => "passed to the next hook".to_owned(),
     };
     let address = <[u8; 4]>::try_from(&sighting.next[..]).ok().map(Ipv4Addr::from);
-    let next = if counter == Some(Counter::Delivered) {
+    let next = if matches!(counter, Some(Counter::Delivered | Counter::DeliveredLocal)) {
         Some(plan.target.clone())
     } else {
         address.map(|address| plan.droplet_at(address).unwrap_or("another droplet").to_owned())
