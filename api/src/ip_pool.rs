@@ -21,6 +21,7 @@ use crate::Condition;
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
     printcolumn(name = "Announce", type_ = "string", json_path = ".spec.announce"),
+    printcolumn(name = "Driver", type_ = "string", json_path = ".spec.driver", priority = 1),
     printcolumn(name = "Leased", type_ = "integer", json_path = ".status.leased"),
     printcolumn(name = "Free", type_ = "integer", json_path = ".status.free"),
     printcolumn(
@@ -44,7 +45,11 @@ use crate::Condition;
     validation = Rule::new("self.spec.announce == oldSelf.spec.announce")
         .message("spec.announce can't be changed: make another IpPool"),
     validation = Rule::new("self.spec.class == 'public' || self.spec.announce == 'BGP'")
-        .message("spec.announce must be BGP for a private pool: nobody outside reaches its addresses")
+        .message("spec.announce must be BGP for a private pool: nobody outside reaches its addresses"),
+    validation = Rule::new("self.spec.driver == oldSelf.spec.driver")
+        .message("spec.driver can't be changed: make another IpPool"),
+    validation = Rule::new("self.spec.class == 'public' || self.spec.driver == 'Xdp'")
+        .message("spec.driver must be Xdp for a private pool: HAProxy serves clients outside alone")
 )]
 #[serde(rename_all = "camelCase")]
 pub struct IpPoolSpec {
@@ -82,6 +87,11 @@ pub struct IpPoolSpec {
     /// It can't be changed. Default: `BGP`.
     #[serde(default)]
     pub announce: AnnounceBy,
+    /// What takes the connections of clients outside. `Xdp`: the programs and rules of nodes send packets on to
+    /// backends. `Haproxy`: HAProxy on the nodes ends the connections and opens others to backends. HAProxy takes TCP
+    /// alone, and only Vips that name the pool get its addresses. It can't be changed. Default: `Xdp`.
+    #[serde(default)]
+    pub driver: PoolDriver,
     /// A selector of the namespaces that may lease addresses of the pool.
     /// Without this field, no namespace may. `{}` admits all.
     /// When a namespace is no longer admitted, its leases stay.
@@ -112,6 +122,20 @@ pub enum AnnounceBy {
     #[serde(rename = "BGP")]
     Bgp,
     L2,
+}
+
+/// What takes the connections of clients outside.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub enum PoolDriver {
+    #[default]
+    Xdp,
+    Haproxy,
+}
+
+impl PoolDriver {
+    pub fn is_xdp(&self) -> bool {
+        *self == Self::Xdp
+    }
 }
 
 /// How many addresses are in use. Only cidrd writes it.

@@ -26,6 +26,7 @@ pub mod network;
 pub mod path_trace;
 pub mod phase;
 pub mod policy_state;
+pub mod proxies;
 pub mod reasons;
 mod reference;
 pub mod refused_ranges;
@@ -47,7 +48,7 @@ pub use dscp::Dscp;
 pub use endpoint::{Endpoint, EndpointSpec, EndpointStatus, EndpointType, PodRef, ServiceRef};
 pub use health_check::{HEALTH_CHECK_ANNOTATION, HealthCheck, HealthCheckType};
 pub use ip_lease::{IpLease, IpLeaseSpec, IpLeaseStatus, LeaseHolder, LeaseState};
-pub use ip_pool::{AnnounceBy, IpPool, IpPoolSpec, IpPoolStatus, PoolClass};
+pub use ip_pool::{AnnounceBy, IpPool, IpPoolSpec, IpPoolStatus, PoolClass, PoolDriver};
 pub use network::{BouncerAutoscale, Network, NetworkSpec, NetworkStatus};
 pub use path_trace::{
     PathHop, PathObject, PathProtocol, PathSource, PathStep, PathStepState, PathTarget, PathTrace,
@@ -61,7 +62,7 @@ pub use vip::{
     Announcer, IpFamily, MAX_VIP_MEMBERS, MemberState, Vip, VipDns, VipMember, VipMode, VipPort, VipProtocol,
     VipSpec, VipStatus,
 };
-pub use vip_profile::{VipProfile, VipProfileSpec};
+pub use vip_profile::{ClientLimits, ProxyProtocol, TlsVersion, VipProfile, VipProfileSpec, VipSsl};
 pub use vpc::{DeniedTraffic, DividerAutoscale, Vpc, VpcSpec, VpcStatus};
 
 use std::borrow::Cow;
@@ -107,6 +108,8 @@ pub const NODE_MODE: &str = "Node";
 pub const DNS_NAME_ANNOTATION: &str = "thuban.dev/dns-name";
 /// Annotation of Services: the seconds for which clients are still answered after the name is gone.
 pub const DRAIN_SECONDS_ANNOTATION: &str = "thuban.dev/drain-seconds";
+/// Label of Services that a Vip has, and of their EndpointSlices: what serves the Vip's addresses in place of nodes.
+pub const DRIVER_LABEL: &str = "thuban.dev/driver";
 /// Annotation of pods: their MAC address.
 pub const MAC_ANNOTATION: &str = "thuban.dev/mac";
 /// Annotation of pods: the rate at which they may send, a quantity of bits per second.

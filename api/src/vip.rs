@@ -4,7 +4,7 @@ use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::{AnnounceBy, Condition, DSR_MODE, HealthCheck, NODE_MODE, TUNNEL_MODE};
+use crate::{AnnounceBy, Condition, DSR_MODE, HealthCheck, NODE_MODE, PoolDriver, TUNNEL_MODE};
 
 /// The Service, and which addresses it wants.
 #[derive(CustomResource, Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, KubeSchema)]
@@ -202,6 +202,9 @@ pub struct VipStatus {
     /// How nodes announce the addresses, as the IpPool said when they were leased. `L2`: `announcers` has one node at
     /// most.
     pub announce: AnnounceBy,
+    /// What takes the connections of clients, as the IpPool said when the addresses were leased.
+    #[serde(skip_serializing_if = "PoolDriver::is_xdp")]
+    pub driver: PoolDriver,
     /// The nodes that may announce the addresses. No address is released before all of them said that they withdrew it.
     pub announcers: Vec<Announcer>,
     /// The nodes that announce the addresses.
@@ -235,7 +238,8 @@ pub struct VipStatus {
     pub withdrawn_at: Option<String>,
     /// `Accepted`: there is such a Service. `Leased`: the Vip has all its addresses. `Announced`: a node announces
     /// them, if the IpPool is public. `DnsReady`: DNS has the name, if there is to be one. `Ready`: all of these.
-    /// `Healthy`: no member fails its check, if there is to be one.
+    /// `Healthy`: no member fails its check, if there is to be one. `CertificateReady`: the Secret of a VipProfile's
+    /// `ssl` has a certificate and its key; it is part of `Ready`, too.
     pub conditions: Vec<Condition>,
     /// The latest `metadata.generation` that lbaasd has seen.
     #[serde(skip_serializing_if = "Option::is_none")]

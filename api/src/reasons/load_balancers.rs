@@ -37,6 +37,24 @@ super::reasons! {
     "PoolIsPrivate", "Vip":
         "the IpPool that a Service asks for is private, and lbaasd gives a Service itself only public addresses"
         => "remove the annotation thuban.dev/ip-pool, and make a Vip that names the Service and the pool";
+    "NeedsHaproxy", "Vip":
+        "a VipProfile has a field that only HAProxy serves, and the pool has another driver"
+        => "name an IpPool with the driver Haproxy in spec.pool, or remove the field that the message names";
+    "NeedsVip", "Vip":
+        "the IpPool that a Service asks for has the driver Haproxy, which serves only Services that follow from a Vip"
+        => "remove the annotation thuban.dev/ip-pool, and make a Vip that names the Service and the pool";
+    "ProtocolNotServed", "Vip":
+        "HAProxy takes TCP alone, and the Vip has a port of another protocol"
+        => "list the TCP ports in spec.ports, or name a pool with the driver Xdp";
+    "SecretNotFound", "Vip":
+        "the namespace has no such Secret, so no connection gets a certificate"
+        => "create the Secret of type kubernetes.io/tls";
+    "SecretUnreadable", "Vip":
+        "lbaasd may not read the Secret of a VipProfile's ssl"
+        => "give lbaasd the right by the commands that the message prints";
+    "CertificateInvalid", "Vip":
+        "the Secret has another type than kubernetes.io/tls, or tls.crt and tls.key don't fit together"
+        => "correct the Secret; until then nodes use the certificate that they have";
     "NoPool", "Vip":
         "no public IpPool admits the namespace and has a free address of each family"
         => "create an IpPool, or change allowedNamespaces or cidrs of one";
