@@ -28,8 +28,21 @@ pub fn watched_by<K>(api: Api<K>, watches: &mut Watches, changes: &watch::Sender
 where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
+    watched_with(api, watcher::Config::default(), watches, changes)
+}
+
+/// Does the same for the objects that the configuration selects.
+pub fn watched_with<K>(
+    api: Api<K>,
+    config: watcher::Config,
+    watches: &mut Watches,
+    changes: &watch::Sender<u64>,
+) -> Store<K>
+where
+    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
+{
     let (reader, writer) = store();
-    let events = watcher(api, watcher::Config::default()).default_backoff();
+    let events = watcher(api, config).default_backoff();
     watches.spawn(follow(reflector(writer, events), changes.clone()));
     reader
 }

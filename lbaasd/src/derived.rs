@@ -12,15 +12,15 @@ use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use thiserror::Error;
 use thuban_api::{
-    ConditionStatus, HEALTH_CHECK_ANNOTATION, IpFamily, NETWORK_ANNOTATION, SERVICE_IP_ANNOTATION, Vip,
-    VipPort, VipProfile, VipProfileSpec, VipProtocol, VipStatus,
+    ConditionStatus, HEALTH_CHECK_ANNOTATION, IpFamily, NETWORK_ANNOTATION, PoolDriver,
+    SERVICE_IP_ANNOTATION, Vip, VipPort, VipProfile, VipProfileSpec, VipProtocol, VipStatus,
 };
 use tracing::info;
 
-use crate::CLASS;
 use crate::objects::api_of;
 use crate::service::{MODE_ANNOTATION, is_made_for, maker};
-use crate::vip::{Context, Said, is_private};
+use crate::vip::{Context, Said, driver_of, is_private};
+use crate::{CLASS, driver};
 
 /// The finalizer of an object that is deleted without the objects that it owns.
 const ORPHAN_FINALIZER: &str = "orphan";
@@ -53,6 +53,13 @@ pub enum Refusal {
          addresses: name VipProfiles without sourceRanges, and use a NetworkPolicy"
     )]
     SourceRangesNotServed,
+    #[error(
+        "spec.profiles: only HAProxy serves {0}: make a Vip whose spec.pool has the driver Haproxy, or name VipProfiles \
+         without {0}"
+    )]
+    NeedsHaproxy(&'static str),
+    #[error("spec.ports: HAProxy takes TCP alone, and {0} is another protocol: list the TCP ports")]
+    ProtocolNotServed(String),
     #[error("the API server refuses Service {service} of this Vip: {message}")]
     ServiceRefused { service: String, message: String },
 }
@@ -68,6 +75,8 @@ impl Refusal {
             Self::ProfileNotFound(_) => "ProfileNotFound",
             Self::FamilyNotServed { .. } => "FamilyNotServed",
             Self::SourceRangesNotServed => "SourceRangesNotServed",
+            Self::NeedsHaproxy(_) => "NeedsHaproxy",
+            Self::ProtocolNotServed(_) => "ProtocolNotServed",
             Self::ServiceRefused { .. } => "ServiceRefused",
         };
         (ConditionStatus::False, reason, self.to_string())
@@ -85,6 +94,8 @@ pub struct Found {
     pub profiles: BTreeMap<String, VipProfileSpec>,
     /// The Vip's pool is private.
     pub is_private: bool,
+    /// What serves the Vip's addresses.
+    pub driver: PoolDriver,
 }
 
 impl Found {
@@ -107,6 +118,7 @@ impl Found {
             existing: service(&vip.name_any()),
             profiles: vip.spec.profiles.iter().filter_map(profile).collect(),
             is_private: is_private(vip, context),
+            driver: driver_of(vip, context),
         }
     }
 
@@ -120,6 +132,7 @@ impl Found {
             existing: services.get_opt(&vip.name_any()).await?,
             profiles: BTreeMap::new(),
             is_private: is_private(vip, context),
+            driver: driver_of(vip, context),
         };
         let profiles: Api<VipProfile> = Api::namespaced(client.clone(), &namespace);
         for name in &vip.spec.profiles {
@@ -160,10 +173,12 @@ pub fn derive(vip: &Vip, found: &Found) -> Result<Service, Refusal> {
         }
         families.push(family.to_owned());
     }
-    let (source_ranges, affinity) = treatment(vip, &found.profiles)?;
-    if found.is_private && !source_ranges.is_empty() {
+    let treatment = treatment(vip, &found.profiles)?;
+    if found.is_private && !treatment.source_ranges.is_empty() {
         return Err(Refusal::SourceRangesNotServed);
     }
+    let driver = driver::of(found.driver);
+    driver.admit(&treatment, &ports)?;
 
     let mut service = found.existing.clone().unwrap_or_else(|| Service {
         metadata: ObjectMeta {
@@ -196,7 +211,9 @@ pub fn derive(vip: &Vip, found: &Found) -> Result<Service, Refusal> {
     spec.publish_not_ready_addresses = from.publish_not_ready_addresses;
     let policy = from.external_traffic_policy.or(Some("Cluster".to_owned()));
     spec.external_traffic_policy = policy.filter(|_| is_public);
+    let source_ranges = treatment.source_ranges.clone();
     spec.load_balancer_source_ranges = (!source_ranges.is_empty()).then_some(source_ranges);
+    let affinity = treatment.affinity_seconds;
     let kind = if affinity.is_some() { "ClientIP" } else { "None" };
     spec.session_affinity = Some(kind.to_owned());
     spec.session_affinity_config = affinity.map(|seconds| SessionAffinityConfig {
@@ -204,6 +221,12 @@ pub fn derive(vip: &Vip, found: &Found) -> Result<Service, Refusal> {
             timeout_seconds: i32::try_from(seconds).ok(),
         }),
     });
+    let existing = found
+        .existing
+        .as_ref()
+        .and_then(|existing| existing.spec.as_ref());
+    let has = existing.and_then(|spec| spec.ports.as_deref());
+    driver.shape(&mut service, &treatment, has.unwrap_or_default());
     Ok(service)
 }
 
@@ -246,8 +269,7 @@ fn addresses(vip: &Vip) -> &[String] {
 fn ports(vip: &Vip, from: &ServiceSpec) -> Result<Vec<ServicePort>, Refusal> {
     let all: Vec<&ServicePort> = from.ports.iter().flatten().collect();
     let is_it = |port: &ServicePort, chosen: &VipPort| {
-        port.port == i32::from(chosen.port)
-            && port.protocol.as_deref().unwrap_or("TCP") == protocol_name(chosen.protocol)
+        port.port == i32::from(chosen.port) && protocol_of(port) == protocol_name(chosen.protocol)
     };
     let (name, chosen) = (&vip.spec.service, &vip.spec.ports);
     if all.is_empty() {
@@ -255,8 +277,7 @@ fn ports(vip: &Vip, from: &ServiceSpec) -> Result<Vec<ServicePort>, Refusal> {
     }
     let is_there = |chosen: &&VipPort| all.iter().any(|port| is_it(port, chosen));
     if let Some(missing) = chosen.iter().find(|chosen| !is_there(chosen)) {
-        let text =
-            |port: &&ServicePort| format!("{}/{}", port.port, port.protocol.as_deref().unwrap_or("TCP"));
+        let text = |port: &&ServicePort| format!("{}/{}", port.port, protocol_of(port));
         return Err(Refusal::PortNotFound {
             service: name.clone(),
             missing: port_text(missing),
@@ -272,21 +293,22 @@ fn ports(vip: &Vip, from: &ServiceSpec) -> Result<Vec<ServicePort>, Refusal> {
     Ok(all.iter().filter(is_chosen).map(copied).collect())
 }
 
-/// Returns the source ranges and the seconds of affinity that a Vip's profiles say.
-fn treatment(
-    vip: &Vip,
-    profiles: &BTreeMap<String, VipProfileSpec>,
-) -> Result<(Vec<String>, Option<u32>), Refusal> {
-    let (mut source_ranges, mut affinity) = (Vec::new(), None);
+/// Returns what a Vip's profiles say together: of two that set the same field, the later one counts.
+fn treatment(vip: &Vip, profiles: &BTreeMap<String, VipProfileSpec>) -> Result<VipProfileSpec, Refusal> {
+    let mut treatment = VipProfileSpec::default();
     for name in &vip.spec.profiles {
         let profile = profiles.get(name);
         let profile = profile.ok_or_else(|| Refusal::ProfileNotFound(name.clone()))?;
         if !profile.source_ranges.is_empty() {
-            source_ranges.clone_from(&profile.source_ranges);
+            treatment.source_ranges.clone_from(&profile.source_ranges);
         }
-        affinity = profile.affinity_seconds.or(affinity);
+        treatment.affinity_seconds = profile.affinity_seconds.or(treatment.affinity_seconds);
+        treatment.ssl = profile.ssl.clone().or(treatment.ssl);
+        treatment.proxy_protocol = profile.proxy_protocol.or(treatment.proxy_protocol);
+        treatment.client_limits = profile.client_limits.or(treatment.client_limits);
+        treatment.idle_seconds = profile.idle_seconds.or(treatment.idle_seconds);
     }
-    Ok((source_ranges, affinity))
+    Ok(treatment)
 }
 
 /// Whether a Service keeps the addresses of a private Vip that is deleted: the garbage collector does not delete the
@@ -314,6 +336,11 @@ pub fn family_name(family: IpFamily) -> &'static str {
         IpFamily::V4 => "IPv4",
         IpFamily::V6 => "IPv6",
     }
+}
+
+/// Returns the protocol of a Service's port.
+pub fn protocol_of(port: &ServicePort) -> &str {
+    port.protocol.as_deref().unwrap_or("TCP")
 }
 
 fn protocol_name(protocol: VipProtocol) -> &'static str {

@@ -4,13 +4,16 @@
 //! objects, and each write is under the resourceVersion that its decision was made from. See
 //! `docs/adr/0038-who-announces-an-address.md`.
 
+pub mod certificates;
 pub mod ctl;
 pub mod derived;
 pub mod dns;
+pub mod driver;
 pub mod events;
 pub mod leases;
 pub mod metrics;
 pub mod objects;
+pub mod proxies;
 pub mod routes;
 pub mod service;
 pub mod vip;

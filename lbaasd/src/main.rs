@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use cidrd::server::{Clients, Server};
-use cidrd::watches::{Watches, watched, watched_by};
+use cidrd::watches::{Watches, watched, watched_by, watched_with};
 use clap::Parser;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Service;
@@ -17,14 +17,17 @@ use kube::runtime::controller::{Action, Config};
 use kube::runtime::reflector::{ObjectRef, Store, store};
 use kube::runtime::{Controller, WatchStreamExt, watcher};
 use kube::{Api, Client, ResourceExt};
+use lbaasd::certificates::Certificates;
 use lbaasd::dns::{self, servers::Servers};
+use lbaasd::driver::HAPROXY;
 use lbaasd::events::Warnings;
 use lbaasd::leases::Leases;
+use lbaasd::proxies::{self, Sources};
 use lbaasd::routes::l2::{self, NodeLeases};
 use lbaasd::routes::{REVIEWS, Speakers, router};
 use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
 use thuban_api::routes::TLS_NAME;
-use thuban_api::{DnsZone, IpPool, Vip, VipProfile};
+use thuban_api::{DRIVER_LABEL, DnsZone, IpPool, Vip, VipProfile};
 use thuban_authority::{Authority, Names, publish};
 use thuban_telemetry::{control, process};
 use tokio::sync::{Semaphore, watch};
@@ -136,9 +139,11 @@ async fn run(settings: Settings) -> Result<()> {
         reviewed: Mutex::default(),
         reviews: Semaphore::new(REVIEWS),
     });
+    let sources = sources(&client, &speakers, &mut watches);
     let context = Arc::new(vip::Context {
         client: client.clone(),
         leases,
+        certificates: sources.certificates.clone(),
         services: watched(Api::all(client.clone()), &mut watches),
         profiles: watched(Api::all(client.clone()), &mut watches),
         pools: watched(Api::all(client.clone()), &mut watches),
@@ -157,6 +162,7 @@ async fn run(settings: Settings) -> Result<()> {
         speakers.nodes.wait_until_ready().await?;
         speakers.peers.wait_until_ready().await?;
         node_leases.wait_until_ready().await?;
+        sources.wait_until_ready().await?;
         context.services.wait_until_ready().await?;
         context.profiles.wait_until_ready().await?;
         context.pools.wait_until_ready().await?;
@@ -166,11 +172,12 @@ async fn run(settings: Settings) -> Result<()> {
         filled = filled => filled.context("reading the API server's objects")?,
         _ = watches.join_next() => bail!("a watch ended"),
     }
+    let (latest_sender, latest) = watch::channel(None);
     let server = Server {
         certificate,
         clients: Clients::All,
         connections: CONNECTIONS,
-        router: router(speakers.clone()),
+        router: router(speakers.clone()).merge(proxies::router(speakers.clone(), latest)),
     };
     let address = SocketAddr::new(settings.pod_ip, settings.port);
     let forget = forget(&context.leases, &speakers.vips);
@@ -183,8 +190,24 @@ async fn run(settings: Settings) -> Result<()> {
         () = dns_zones(&client, dns.clone()) => bail!("the controller of DnsZones ended"),
         () = speakers.l2.watch(&speakers.vips) => bail!("the look at Leases of nodes ended"),
         () = forget => bail!("the look at what is gone ended"),
+        () = sources.read_certificates() => bail!("the look at certificates ended"),
+        () = sources.follow(latest_sender) => bail!("the look at what HAProxy serves ended"),
         () = publish(client.clone(), CA, "lbaasd", bundle) => bail!("the CA's publication ended"),
         _ = watches.join_next() => bail!("a watch ended"),
+    }
+}
+
+/// Watches what HAProxy on the nodes serves.
+fn sources(client: &Client, speakers: &Speakers, watches: &mut Watches) -> Sources {
+    let changes = watch::Sender::new(0);
+    let of_haproxy = watcher::Config::default().labels(&format!("{DRIVER_LABEL}={HAPROXY}"));
+    Sources {
+        vips: speakers.vips.clone(),
+        services: watched_with(Api::all(client.clone()), of_haproxy.clone(), watches, &changes),
+        slices: watched_with(Api::all(client.clone()), of_haproxy, watches, &changes),
+        nodes: speakers.nodes.clone(),
+        certificates: Arc::new(Certificates::new(client.clone(), changes.clone())),
+        changes: changes.subscribe(),
     }
 }
 

@@ -32,6 +32,7 @@ use k8s_openapi::jiff::Timestamp;
 use kube::core::{Selector, SelectorExt};
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::{Client, ResourceExt};
+use serde::de::DeserializeOwned;
 use sha2::{Digest, Sha256};
 use thuban_api::condition::find;
 use thuban_api::routes::{
@@ -116,32 +117,7 @@ pub fn router(speakers: Arc<Speakers>) -> Router {
 }
 
 async fn ask(State(speakers): State<Arc<Speakers>>, request: Request) -> Result<Response, Problem> {
-    let token = request
-        .headers()
-        .get(AUTHORIZATION)
-        .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "))
-        .unwrap_or_default();
-    let node = speakers.identify(token).await.map_err(|error| {
-        let status = match error {
-            IdentityError::Review(_) | IdentityError::Busy => StatusCode::SERVICE_UNAVAILABLE,
-            IdentityError::WrongUser(..) | IdentityError::NotBound => StatusCode::FORBIDDEN,
-            _ => StatusCode::UNAUTHORIZED,
-        };
-        Problem::new(status, "Unidentified", error.to_string(), "")
-    })?;
-    let invalid = |detail: &str, field: &str| {
-        Problem::new(
-            StatusCode::UNPROCESSABLE_ENTITY,
-            "Invalid",
-            detail.to_owned(),
-            field,
-        )
-    };
-    // Nobody else's body is read.
-    let body = timeout(BODY_TIMEOUT, to_bytes(request.into_body(), LARGEST_BODY)).await;
-    let body = body.ok().and_then(Result::ok);
-    let body = body.ok_or_else(|| invalid("the body is too large, or late", ""))?;
-    let report: Report = serde_json::from_slice(&body).map_err(|error| invalid(&error.to_string(), ""))?;
+    let (node, report): (String, Report) = speakers.read(request).await?;
     if report.sequence >= END_OF_SEQUENCES {
         return Err(invalid("sequence must be less than 2^62", "sequence"));
     }
@@ -152,7 +128,34 @@ async fn ask(State(speakers): State<Arc<Speakers>>, request: Request) -> Result<
     Ok((AppendHeaders(close), Json(answer)).into_response())
 }
 
+fn invalid(detail: &str, field: &str) -> Problem {
+    let status = StatusCode::UNPROCESSABLE_ENTITY;
+    Problem::new(status, "Invalid", detail.to_owned(), field)
+}
+
 impl Speakers {
+    /// Returns which node asks, and what it says. Nobody else's body is read.
+    pub async fn read<T: DeserializeOwned>(&self, request: Request) -> Result<(String, T), Problem> {
+        let token = request
+            .headers()
+            .get(AUTHORIZATION)
+            .and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "))
+            .unwrap_or_default();
+        let node = self.identify(token).await.map_err(|error| {
+            let status = match error {
+                IdentityError::Review(_) | IdentityError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+                IdentityError::WrongUser(..) | IdentityError::NotBound => StatusCode::FORBIDDEN,
+                _ => StatusCode::UNAUTHORIZED,
+            };
+            Problem::new(status, "Unidentified", error.to_string(), "")
+        })?;
+        let body = timeout(BODY_TIMEOUT, to_bytes(request.into_body(), LARGEST_BODY)).await;
+        let body = body.ok().and_then(Result::ok);
+        let body = body.ok_or_else(|| invalid("the body is too large, or late", ""))?;
+        let said = serde_json::from_slice(&body).map_err(|error| invalid(&error.to_string(), ""))?;
+        Ok((node, said))
+    }
+
     /// Returns the node whose token it is.
     async fn identify(&self, token: &str) -> Result<String, IdentityError> {
         let digest: [u8; 32] = Sha256::digest(token).into();

@@ -25,6 +25,7 @@ use thuban_api::{
 use tracing::{info, warn};
 
 use crate::CLASS;
+use crate::driver::{self, Driver};
 use crate::events::Warnings;
 use crate::objects::change_status;
 use crate::vip::ending::is_withdrawn;
@@ -267,10 +268,18 @@ pub fn ingress(service: &Service, vip: Option<&Vip>) -> Vec<String> {
     status.map(|status| status.addresses.clone()).unwrap_or_default()
 }
 
+/// Returns what serves a Vip's addresses.
+fn driver_of(vip: Option<&Vip>) -> &'static dyn Driver {
+    let status = vip.and_then(|vip| vip.status.as_ref());
+    driver::of(status.map(|status| status.driver).unwrap_or_default())
+}
+
 /// Whether nothing is to be done for a Service if this is its Vip.
 fn is_settled(service: &Service, wanted: Option<VipSpec>, vip: Option<&Vip>, is_default: bool) -> bool {
     let tells = vip.is_some_and(|vip| belong(service, vip)) || is_ours(service, is_default);
-    step(service, wanted, vip) == Step::Keep && (!tells || is_told(service, &entries(&ingress(service, vip))))
+    let driver = driver_of(vip);
+    let is_told = || is_told(service, &entries(&ingress(service, vip), driver), driver);
+    step(service, wanted, vip) == Step::Keep && (!tells || is_told())
 }
 
 /// Brings a Service's Vip and status to what they should be.
@@ -351,37 +360,48 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
     }
     let is_told = vip.as_ref().is_some_and(|vip| belong(&service, vip));
     if is_told || is_ours(&service, *is_default) {
-        tell(client, &service, &ingress(&service, vip.as_ref())).await?;
+        let driver = driver_of(vip.as_ref());
+        tell(client, &service, &ingress(&service, vip.as_ref()), driver).await?;
     }
     Ok(Action::requeue(if waits { WAITING_RETRY } else { AGAIN }))
 }
 
 /// Returns what a Service's status says of addresses.
-fn entries(addresses: &[String]) -> Vec<LoadBalancerIngress> {
+fn entries(addresses: &[String], driver: &dyn Driver) -> Vec<LoadBalancerIngress> {
     let entry = |address: &String| LoadBalancerIngress {
         ip: Some(address.clone()),
-        ip_mode: Some("VIP".to_owned()),
+        ip_mode: Some(driver.ip_mode().to_owned()),
         ..LoadBalancerIngress::default()
     };
     addresses.iter().map(entry).collect()
 }
 
+/// Returns the mode if a Service's addresses are to be fronts.
+fn mode<'a>(service: &'a Service, ingress: &[LoadBalancerIngress], driver: &dyn Driver) -> Option<&'a str> {
+    wanted_front(service, !ingress.is_empty()).filter(|_| driver.has_fronts())
+}
+
 /// Whether a Service's status says this of its addresses.
-fn is_told(service: &Service, ingress: &[LoadBalancerIngress]) -> bool {
-    told(service) == ingress && front(service) == wanted_front(service, !ingress.is_empty())
+fn is_told(service: &Service, ingress: &[LoadBalancerIngress], driver: &dyn Driver) -> bool {
+    told(service) == ingress && front(service) == mode(service, ingress, driver)
 }
 
 /// Writes the addresses into a Service's status.
-async fn tell(client: &Client, service: &Service, addresses: &[String]) -> Result<(), kube::Error> {
-    let ingress = entries(addresses);
-    if is_told(service, &ingress) {
+async fn tell(
+    client: &Client,
+    service: &Service,
+    addresses: &[String],
+    driver: &dyn Driver,
+) -> Result<(), kube::Error> {
+    let ingress = entries(addresses, driver);
+    if is_told(service, &ingress, driver) {
         return Ok(());
     }
     change_status(client, service, |service: &mut Service| {
-        if is_told(service, &ingress) {
+        if is_told(service, &ingress, driver) {
             return false;
         }
-        let mode = wanted_front(service, !ingress.is_empty()).map(ToOwned::to_owned);
+        let mode = mode(service, &ingress, driver).map(ToOwned::to_owned);
         let generation = service.metadata.generation;
         let status = service.status.get_or_insert_with(ServiceStatus::default);
         status.load_balancer = Some(LoadBalancerStatus {

@@ -3,8 +3,10 @@
 //! Invariant: an address is released only after every node that may announce it said that it withdrew it. If a node
 //! stays silent, the lease is left to end by itself, and the Vip goes without waiting for that.
 
+mod certificate;
 pub mod ending;
 mod leasing;
+mod terms;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -24,14 +26,19 @@ use thiserror::Error;
 use thuban_api::cidr::Cidr;
 use thuban_api::condition::{find, set};
 use thuban_api::{
-    AnnounceBy, Condition, ConditionStatus, IpFamily, IpPool, PoolClass, Vip, VipProfile, VipStatus,
+    AnnounceBy, Condition, ConditionStatus, IpFamily, IpPool, PoolClass, PoolDriver, Vip, VipProfile,
+    VipStatus,
 };
 use tracing::warn;
 
+use self::certificate::CERTIFICATE;
+use self::leasing::{is_anothers_turn, lease};
+use self::terms::Terms;
+pub use self::terms::{driver_of, is_private};
+use crate::certificates::Certificates;
 use crate::leases::{Leases, RENEW_EVERY};
 use crate::objects::{api_of, change_status};
 use crate::{derived, service};
-use leasing::{is_anothers_turn, lease};
 
 /// The finalizer of Vips.
 pub const FINALIZER: &str = "thuban.dev/vip";
@@ -55,6 +62,7 @@ pub struct Context {
     pub profiles: Store<VipProfile>,
     pub pools: Store<IpPool>,
     pub namespaces: Store<PartialObjectMeta<Namespace>>,
+    pub certificates: Arc<Certificates>,
 }
 
 /// A condition's status, reason and message.
@@ -81,6 +89,7 @@ pub fn choose<'a>(
                 .any(|cidr| cidr.is_ipv4() == (*family == IpFamily::V4))
         };
         pool.spec.class == PoolClass::Public
+            && pool.spec.driver == PoolDriver::Xdp
             && accepted.is_some_and(|accepted| accepted.status == ConditionStatus::True)
             && status.is_some_and(|status| status.free > 0)
             && admits(&pool.spec, labels)
@@ -90,13 +99,6 @@ pub fn choose<'a>(
     let mut names: Vec<&str> = serving.filter_map(|pool| pool.metadata.name.as_deref()).collect();
     names.sort_unstable();
     names
-}
-
-/// Whether only pods of one VPC reach a Vip. The class of a pool can't be changed.
-pub fn is_private(vip: &Vip, context: &Context) -> bool {
-    let pool = context.pools.get(&ObjectRef::new(&vip.spec.pool));
-    vip.status.as_ref().is_some_and(VipStatus::is_private)
-        || pool.is_some_and(|pool| pool.spec.class == PoolClass::Private)
 }
 
 /// Whether the Service that a Vip was made for can be reached by it.
@@ -244,26 +246,6 @@ fn check_error(vip: &Vip, context: &Context) -> Option<String> {
     service::health_check(&service).err()
 }
 
-/// Writes how a Vip's addresses are announced. That stays as long as a node may announce them. Returns whether it
-/// changed.
-pub fn set_announce(vip: &mut Vip, announce: AnnounceBy) -> bool {
-    let status = vip.status.get_or_insert_with(VipStatus::default);
-    let is_new = status.announcers.is_empty() && status.announce != announce;
-    if is_new {
-        status.announce = announce;
-    }
-    is_new
-}
-
-/// Returns how the addresses of the leases are announced; `None` if that is not known.
-fn announce_of(outcome: &Outcome, pools: &Store<IpPool>) -> Option<AnnounceBy> {
-    let (Outcome::Granted(grants) | Outcome::Refused(_, _, grants)) = outcome else {
-        return None;
-    };
-    let pool = pools.get(&ObjectRef::new(&grants.first()?.lease.pool))?;
-    Some(pool.spec.announce)
-}
-
 /// Sets what follows from the rest of a Vip's status: the number of nodes, and the condition `Ready`, which has the
 /// reason of the first condition that is not true.
 pub fn sum_up(vip: &mut Vip, now: Timestamp) {
@@ -277,6 +259,8 @@ pub fn sum_up(vip: &mut Vip, now: Timestamp) {
         ("Leased", true),
         ("Announced", !status.is_private()),
         ("DnsReady", is_named),
+        // Only a Vip that is to have a certificate has the condition.
+        (CERTIFICATE, find(&status.conditions, CERTIFICATE).is_some()),
     ];
     let is_lacking = |(_, condition): &(&str, Option<&Condition>)| {
         condition.is_none_or(|condition| condition.status != ConditionStatus::True)
@@ -371,20 +355,22 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     if let Outcome::Refused(reason, message, _) = &outcome {
         warn!(namespace, name = vip.name_any(), reason, message, "no lease");
     }
-    let announce = announce_of(&outcome, &context.pools);
+    let terms = Terms::of(&outcome, &context.pools);
     let is_granted = matches!(&outcome, Outcome::Granted(grants) if !grants.is_empty());
-    // Nodes get new addresses only after it is known how these are announced.
-    let outcome = if is_granted && announce.is_none() && !has_addresses(&vip) {
+    // Nodes get new addresses only after it is known how these are announced and served.
+    let outcome = if is_granted && terms.is_none() && !has_addresses(&vip) {
         Outcome::Away
     } else {
         outcome
     };
     let check_error = check_error(&vip, &context);
+    let certificate = certificate::said(&vip, &context);
     let now = Timestamp::now();
     let change = |vip: &mut Vip| {
-        let is_announced_anew = announce.is_some_and(|announce| set_announce(vip, announce));
+        let has_new_terms = terms.is_some_and(|terms| terms.set(vip));
+        let is_told = certificate::tell(vip, certificate.clone(), now);
         let check_error = check_error.as_deref();
-        describe(vip, accepted.clone(), check_error, &outcome, now) || is_announced_anew
+        describe(vip, accepted.clone(), check_error, &outcome, now) || has_new_terms || is_told
     };
     if change(&mut Vip::clone(&vip)) {
         change_status(&context.client, &*vip, |current| {
@@ -392,7 +378,8 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
         })
         .await?;
     }
-    let is_accepted = accepted.0 == ConditionStatus::True;
+    let has_certificate = certificate.is_none_or(|said| said.0 == ConditionStatus::True);
+    let is_accepted = accepted.0 == ConditionStatus::True && has_certificate;
     Ok(Action::requeue(match outcome {
         Outcome::Granted(_) if is_accepted => RENEW_EVERY,
         Outcome::Granted(_) => ANSWERED_RETRY,
@@ -428,6 +415,15 @@ async fn judge(vip: &Vip, context: &Context) -> Result<Said, kube::Error> {
             service::POOL_ANNOTATION
         );
         return Ok((ConditionStatus::False, "PoolIsPrivate", message));
+    }
+    if driver_of(vip, context) == PoolDriver::Haproxy {
+        let message = format!(
+            "spec.pool: IpPool {} has the driver Haproxy: remove the Service's annotation {}, and make a Vip that \
+             names Service and pool",
+            vip.spec.pool,
+            service::POOL_ANNOTATION
+        );
+        return Ok((ConditionStatus::False, "NeedsVip", message));
     }
     let namespace = vip.namespace().unwrap_or_default();
     let reference = ObjectRef::new(&vip.spec.service).within(&namespace);

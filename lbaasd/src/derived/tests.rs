@@ -1,6 +1,6 @@
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
-use thuban_api::{Vip, VipProfileSpec};
+use thuban_api::{PoolDriver, Vip, VipProfileSpec};
 
 use super::{Found, Refusal, derive, keeps_addresses};
 
@@ -43,6 +43,12 @@ fn found(source: &Value, existing: Option<Service>) -> Found {
             "later",
             json!({"affinitySeconds": 90, "sourceRanges": ["192.0.2.0/24"]}),
         ),
+        ("tls", json!({"ssl": {"secret": "shop-tls"}})),
+        (
+            "new-tls",
+            json!({"ssl": {"secret": "shop-tls-2", "minVersion": "TLS1.3"}}),
+        ),
+        ("limits", json!({"clientLimits": {"perClient": 9}})),
     ];
     Found {
         source: Some(read(source)),
@@ -50,7 +56,7 @@ fn found(source: &Value, existing: Option<Service>) -> Found {
         profiles: profiles
             .map(|(name, value)| (name.to_owned(), profile(value)))
             .into(),
-        is_private: false,
+        ..Found::default()
     }
 }
 
@@ -306,4 +312,56 @@ fn a_service_that_outlives_its_vip_keeps_the_addresses() {
     let mut public = deleted;
     public.status.as_mut().unwrap().vpc.clear();
     assert!(!keeps_addresses(&nobodys, &public));
+}
+
+/// Returns the Service of a Vip whose pool has the driver Haproxy.
+fn by_haproxy(spec: &Value, existing: Option<Service>) -> Result<Service, Refusal> {
+    let found = Found {
+        driver: PoolDriver::Haproxy,
+        ..found(&web(), existing)
+    };
+    derive(&vip(spec), &found)
+}
+
+#[test]
+fn haproxy_gets_node_ports_that_lead_to_the_nodes_own_pods() {
+    let spec = json!({"ports": [{"port": 443}, {"port": 80}], "profiles": ["tls", "sticky", "new-tls"]});
+    let first = by_haproxy(&spec, None).unwrap();
+    let told = serde_json::to_value(&first).unwrap();
+    assert_eq!(told["metadata"]["labels"]["thuban.dev/driver"], "Haproxy");
+    assert_eq!(told["spec"]["allocateLoadBalancerNodePorts"], true);
+    assert_eq!(told["spec"]["externalTrafficPolicy"], "Local");
+    assert_eq!(told["spec"]["sessionAffinity"], "None", "nodes see nodes alone");
+    assert_eq!(
+        told["spec"]["ports"][0].get("nodePort"),
+        None,
+        "the API server chooses"
+    );
+    let treatment = crate::driver::treatment_of(&first).unwrap();
+    assert_eq!(treatment.ssl.unwrap().secret, "shop-tls-2");
+    assert_eq!(treatment.affinity_seconds, Some(60));
+    let mut has = told;
+    has["spec"]["ports"][0]["nodePort"] = json!(31443);
+    has["spec"]["ports"][1]["nodePort"] = json!(31080);
+    let has = read(&has);
+    assert_eq!(
+        by_haproxy(&spec, Some(has.clone())),
+        Ok(has.clone()),
+        "written once"
+    );
+    let fewer = json!({"ports": [{"port": 80}]});
+    let fewer = by_haproxy(&fewer, Some(has)).unwrap();
+    assert_eq!(fewer.spec.unwrap().ports.unwrap()[0].node_port, Some(31080));
+}
+
+#[test]
+fn each_driver_refuses_what_it_does_not_serve() {
+    let refusal = by_haproxy(&json!({}), None).unwrap_err().said();
+    assert_eq!(refusal.1, "ProtocolNotServed");
+    assert!(refusal.2.contains("443/UDP"), "{}", refusal.2);
+    for (profile, field) in [("tls", "ssl"), ("limits", "clientLimits")] {
+        let (reason, message) = refused(&json!({"profiles": [profile]}), &web(), None);
+        assert_eq!(reason, "NeedsHaproxy");
+        assert!(message.contains(field), "{message}");
+    }
 }

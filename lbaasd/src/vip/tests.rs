@@ -3,14 +3,14 @@ use std::collections::BTreeMap;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use thuban_api::condition::find;
-use thuban_api::{AnnounceBy, ConditionStatus, IpFamily, IpPool, Vip};
+use thuban_api::{AnnounceBy, ConditionStatus, IpFamily, IpPool, PoolDriver, Vip};
 
-use super::{Outcome, accepted, choose, describe, refused_retry, set_announce, sum_up};
+use super::{Outcome, Terms, accepted, choose, describe, refused_retry, sum_up};
 
 fn pool(name: &str, more: &Value) -> IpPool {
     let mut pool = json!({
         "apiVersion": "thuban.dev/v1alpha1", "kind": "IpPool", "metadata": {"name": name},
-        "spec": {"class": "public", "cidrs": ["203.0.113.0/24"], "allowedNamespaces": {}},
+        "spec": {"class": "public", "cidrs": ["203.0.113.0/24"], "allowedNamespaces": {}, "driver": "Xdp"},
         "status": {"free": 7, "conditions": [{"type": "Accepted", "status": "True", "reason": "Valid",
             "message": "", "lastTransitionTime": ""}]},
     });
@@ -36,6 +36,7 @@ fn the_first_pool_that_can_give_an_address_is_chosen() {
         ),
         pool("a", &json!({"/spec/allowedNamespaces": null})),
         pool("a", &json!({"/spec/class": "private"})),
+        pool("a", &json!({"/spec/driver": "Haproxy"})),
         pool("a", &json!({"/spec/cidrs": ["2001:db8::/120"]})),
         pool("a", &json!({"/status/free": 0})),
         pool("a", &json!({"/status/conditions/0/status": "False"})),
@@ -174,13 +175,21 @@ fn healthy_says_that_an_annotation_is_not_valid() {
 }
 
 #[test]
-fn a_way_to_announce_stays_while_a_node_announces() {
+fn a_pools_terms_stay_while_a_node_announces() {
+    let terms = Terms {
+        announce: AnnounceBy::L2,
+        driver: PoolDriver::Haproxy,
+    };
     let mut announced = vip(&json!({"announcers": [{"node": "node-a", "sequence": 1}]}));
-    assert!(!set_announce(&mut announced, AnnounceBy::L2), "another pool's");
+    assert!(!terms.set(&mut announced), "another pool's");
     let mut new = vip(&json!({}));
-    assert!(set_announce(&mut new, AnnounceBy::L2));
-    assert!(!set_announce(&mut new, AnnounceBy::L2), "nothing new");
-    assert_eq!(new.status.unwrap().announce, AnnounceBy::L2);
+    assert!(terms.set(&mut new));
+    assert!(!terms.set(&mut new), "nothing new");
+    let status = new.status.unwrap();
+    assert_eq!(
+        (status.announce, status.driver),
+        (AnnounceBy::L2, PoolDriver::Haproxy)
+    );
 }
 
 #[test]
