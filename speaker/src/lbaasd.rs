@@ -21,8 +21,10 @@ use hyper_util::rt::TokioExecutor;
 use rustls::pki_types::pem::{self, PemObject};
 use rustls::pki_types::{CertificateDer, ServerName};
 use rustls::{ClientConfig, RootCertStore};
-use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
+use thuban_api::proxies::{Proxies, ProxiesWanted, Proxy};
 use thuban_api::routes::{
     Announced, LONGEST_ANSWER_SECONDS, Report, Routes, Serving, TLS_NAME, WithoutPassword,
 };
@@ -117,18 +119,28 @@ impl Client {
     /// Sends a report, and returns the answer, if it comes in time. The caller may drop the future, which abandons the
     /// request.
     pub async fn ask(&mut self, report: &Report, limit: Duration) -> Result<Routes, LbaasdError> {
-        let exchange = timeout(limit, self.exchange(report)).await;
+        let exchange = timeout(limit, self.exchange("routes", report)).await;
         exchange.unwrap_or(Err(LbaasdError::Silent))
     }
 
-    async fn exchange(&mut self, report: &Report) -> Result<Routes, LbaasdError> {
+    /// Asks what HAProxy is to serve, in the same way.
+    pub async fn ask_proxies(&mut self, wanted: &ProxiesWanted) -> Result<Proxies, LbaasdError> {
+        let exchange = timeout(REQUEST_TIMEOUT, self.exchange("proxies", wanted)).await;
+        exchange.unwrap_or(Err(LbaasdError::Silent))
+    }
+
+    async fn exchange<T: DeserializeOwned>(
+        &mut self,
+        path: &str,
+        said: &impl Serialize,
+    ) -> Result<T, LbaasdError> {
         let token = read(&self.place.token_file).await?;
         let request = Request::builder()
             .method(Method::POST)
-            .uri(format!("https://{}/v1/routes", self.place.address))
+            .uri(format!("https://{}/v1/{path}", self.place.address))
             .header(CONTENT_TYPE, "application/json")
             .header(AUTHORIZATION, format!("Bearer {}", token.trim()))
-            .body(Full::from(serde_json::to_vec(report)?))?;
+            .body(Full::from(serde_json::to_vec(said)?))?;
         let response = self.http().await?.request(request).await?;
         let status = response.status();
         let body = Limited::new(response.into_body(), LARGEST_ANSWER).collect().await;
@@ -222,6 +234,36 @@ fn kept(renewal: Option<Duration>, replaced: u32) -> Duration {
         None => INTERVAL
             .saturating_mul(2_u32.saturating_pow(replaced))
             .min(MAX_KEPT),
+    }
+}
+
+/// Asks lbaasd what HAProxy is to serve, again and again. While lbaasd is away, its last answer counts.
+pub async fn follow_proxies(mut client: Client, proxies: watch::Sender<Option<Vec<Proxy>>>) {
+    let mut wanted = ProxiesWanted::default();
+    let mut pause = PAUSE;
+    loop {
+        let begun = Instant::now();
+        match client.ask_proxies(&wanted).await {
+            Ok(answer) => {
+                pause = PAUSE;
+                if answer.version != wanted.version {
+                    info!(
+                        vips = answer.proxies.len(),
+                        "lbaasd told what HAProxy is to serve"
+                    );
+                    wanted.version = answer.version;
+                    proxies.send_replace(Some(answer.proxies));
+                }
+                sleep_until(begun + INTERVAL).await;
+            }
+            Err(error) => {
+                if pause == PAUSE {
+                    warn!(%error, "lbaasd does not say what HAProxy is to serve, trying again");
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(MAX_PAUSE);
+            }
+        }
     }
 }
 

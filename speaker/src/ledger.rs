@@ -39,6 +39,8 @@ pub struct Ledger {
     services: Option<BTreeSet<(IpAddr, String)>>,
     /// When transitd was asked for these.
     services_at: Duration,
+    /// The addresses that HAProxy serves, likewise. `None`: it has not been asked yet.
+    proxied: Option<BTreeSet<(IpAddr, String)>>,
     /// `None`: lbaasd has not answered yet.
     peers: Option<Vec<Peer>>,
     passwords: Passwords,
@@ -77,6 +79,7 @@ impl Ledger {
             l2: None,
             services: None,
             services_at: Duration::ZERO,
+            proxied: Some(BTreeSet::new()),
             peers: None,
             passwords: Passwords::new(),
             is_adopted: false,
@@ -136,9 +139,46 @@ impl Ledger {
         if served.at < self.services_at {
             return;
         }
-        let addresses = served.services.iter().map(|(address, _)| *address);
-        self.state.served(addresses.collect(), served.at);
         (self.services, self.services_at) = (Some(served.services), served.at);
+        self.serve();
+    }
+
+    /// Has routes of a former speaker wait until it is known what HAProxy serves.
+    pub fn expect_haproxy(&mut self) {
+        self.proxied = None;
+    }
+
+    /// Takes the addresses that HAProxy serves, with their Services.
+    pub fn proxied(&mut self, proxied: BTreeSet<(IpAddr, String)>) {
+        if self.proxied.as_ref() != Some(&proxied) {
+            self.proxied = Some(proxied);
+            self.serve();
+        }
+    }
+
+    /// Returns the addresses that HAProxy serves and that the node announces, or may announce.
+    pub fn local_addresses(&self) -> BTreeSet<IpAddr> {
+        let mut announced = self.state.report_granted(now());
+        announced.extend(self.l2.iter().flat_map(|l2| l2.owned().report(now())));
+        let proxied = self.proxied.iter().flatten();
+        let proxied: BTreeSet<IpAddr> = proxied.map(|(address, _)| *address).collect();
+        let addresses = announced.iter().map(|announced| announced.address);
+        addresses.filter(|address| proxied.contains(address)).collect()
+    }
+
+    /// Returns what transitd and HAProxy serve; `None`: one of them has not said it yet.
+    fn all_services(&self) -> Option<BTreeSet<(IpAddr, String)>> {
+        let (services, proxied) = (self.services.as_ref()?, self.proxied.as_ref()?);
+        Some(services.union(proxied).cloned().collect())
+    }
+
+    /// Notes what the node serves.
+    fn serve(&mut self) {
+        let Some(all) = self.all_services() else {
+            return;
+        };
+        let addresses = all.iter().map(|(address, _)| *address);
+        self.state.served(addresses.collect(), self.services_at);
         if let Some(l2) = &self.l2 {
             l2.owned().served(self.state.serves());
         }
@@ -220,7 +260,7 @@ impl Ledger {
                 .iter()
                 .map(|address| (*address, String::new()))
         };
-        let services = self.services.clone().unwrap_or_else(|| adopted().collect());
+        let services = self.all_services().unwrap_or_else(|| adopted().collect());
         let is_heard = now().saturating_sub(self.services_at) < L2_WITHOUT_TRANSITD;
         let can_answer = |address| is_heard && self.l2.as_ref().is_some_and(|l2| l2.can_answer(address));
         let serves = services.into_iter().filter(|(address, _)| can_announce(address));
@@ -395,6 +435,31 @@ pub mod tests {
         };
         assert_eq!(ledger.answered(answer, now()), 1);
         ledger
+    }
+
+    #[test]
+    fn what_haproxy_serves_is_served_as_transitds_is() {
+        let mut ledger = granted("haproxy");
+        let second = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 8));
+        ledger.proxied([(second, "red/shop".to_owned())].into());
+        let serves = ledger.reports().borrow().clone().unwrap().serves;
+        let addresses: Vec<IpAddr> = serves.iter().map(|serving| serving.address).collect();
+        assert_eq!(addresses, [ADDRESS, second]);
+        assert!(ledger.local_addresses().is_empty(), "lbaasd has not granted it");
+        ledger.proxied([(ADDRESS, "red/web".to_owned())].into());
+        assert_eq!(ledger.local_addresses(), [ADDRESS].into());
+    }
+
+    #[test]
+    fn a_new_speaker_waits_for_what_haproxy_serves() {
+        let mut ledger = ledger("haproxy-waits");
+        ledger.expect_haproxy();
+        let services: BTreeSet<_> = [(ADDRESS, "red/web".to_owned())].into();
+        let served = Served { services, at: now() };
+        ledger.served(served);
+        assert!(ledger.state.serves().is_empty());
+        ledger.proxied(BTreeSet::new());
+        assert!(ledger.state.serves().contains(&ADDRESS));
     }
 
     #[test]

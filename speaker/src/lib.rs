@@ -1,5 +1,5 @@
 //! The speaker: announces the addresses of load balancers from its node by BGP, through gobgpd. Addresses of L2 it
-//! announces itself, by ARP and neighbour discovery.
+//! announces itself, by ARP and neighbour discovery. It also manages HAProxy, if the node has it.
 //!
 //! Invariant: a route is announced only while lbaasd has granted it, and while transitd serves its address. What
 //! lbaasd is told never leaves out a route that gobgpd may have, nor an address that the node answers for.
@@ -7,6 +7,7 @@
 pub mod deadlines;
 pub mod decide;
 pub mod gobgp;
+pub mod haproxy;
 pub mod l2;
 pub mod lbaasd;
 pub mod ledger;

@@ -12,6 +12,10 @@ use clap::{Args, Parser};
 use thuban_proto::DEFAULT_CNI_SOCKET;
 use thuban_speaker::deadlines::{Deadlines, now};
 use thuban_speaker::gobgp::{Gobgp, NextHops};
+use thuban_speaker::haproxy::config::config;
+use thuban_speaker::haproxy::folder::Folder;
+use thuban_speaker::haproxy::local;
+use thuban_speaker::haproxy::manager::{self, Manager};
 use thuban_speaker::l2::responder::ResponderError;
 use thuban_speaker::l2::{L2, L2Error};
 use thuban_speaker::lbaasd::{self, Client, Place};
@@ -27,6 +31,9 @@ use tracing::{info, warn};
 
 /// The socket of gobgpd.
 const GOBGPD_SOCKET: &str = "/run/gobgpd/api.sock";
+/// The folder and the program of HAProxy.
+const HAPROXY_FOLDER: &str = "/run/haproxy";
+const HAPROXY: &str = "/bin/haproxy";
 /// How soon it is tried again to answer ARP and neighbour discovery.
 const L2_RETRY: Duration = Duration::from_secs(10);
 /// The longest time between two passes.
@@ -44,6 +51,15 @@ enum Command {
         /// The program.
         #[arg(long, env = "THUBAN_GOBGPD", default_value = "/bin/gobgpd")]
         gobgpd: PathBuf,
+    },
+    /// Becomes HAProxy: a master, which the speaker tells what to serve, and its worker
+    Haproxy {
+        /// Folder that HAProxy and the speaker share, in memory.
+        #[arg(long, env = "THUBAN_HAPROXY_FOLDER", default_value = HAPROXY_FOLDER)]
+        haproxy_folder: PathBuf,
+        /// The program.
+        #[arg(long, env = "THUBAN_HAPROXY", default_value = HAPROXY)]
+        haproxy: PathBuf,
     },
     /// Asks whether gobgpd answers
     Alive {
@@ -81,6 +97,12 @@ struct Settings {
     /// Folder of what outlives the process. It must outlive reboots too.
     #[arg(long, env = "THUBAN_STATE_FOLDER", default_value = "/var/lib/thuban/speaker")]
     state_folder: PathBuf,
+    /// Folder that HAProxy and the speaker share. Without it, this node has no HAProxy.
+    #[arg(long, env = "THUBAN_HAPROXY_FOLDER")]
+    haproxy_folder: Option<PathBuf>,
+    /// The program that checks HAProxy's configurations.
+    #[arg(long, env = "THUBAN_HAPROXY", default_value = HAPROXY)]
+    haproxy: PathBuf,
     /// TCP port of metrics and health probes, at the node's IPv4 address. 0 turns them off.
     #[arg(long, env = "THUBAN_SPEAKER_METRICS_PORT", default_value_t = 6090)]
     metrics_port: u16,
@@ -94,6 +116,10 @@ async fn main() -> Result<()> {
             gobgpd_socket,
             gobgpd,
         } => return Err(become_gobgpd(&gobgpd, &gobgpd_socket)),
+        Command::Haproxy {
+            haproxy_folder,
+            haproxy,
+        } => return Err(become_haproxy(&haproxy, haproxy_folder)),
         Command::Alive { gobgpd_socket } => {
             Gobgp::new(gobgpd_socket).asn().await?;
             return Ok(());
@@ -115,11 +141,15 @@ async fn main() -> Result<()> {
     let answering = answer_l2(responder, settings.node_ips, ledger.clone());
     let gobgp = Gobgp::new(settings.gobgpd_socket);
     let reconciler = Reconciler::new(gobgp, ledger.clone(), next_hops);
-    let client = Client::new(Place {
+    let place = Place {
         address: settings.lbaasd_address,
         ca_file: settings.ca_file,
         token_file: settings.token_file,
-    });
+    };
+    if let Some(folder) = settings.haproxy_folder {
+        start_haproxy(Folder::new(folder)?, settings.haproxy, place.clone(), &ledger);
+    }
+    let client = Client::new(place);
     let transitd_socket = settings.transitd_socket;
     let work = async {
         tokio::select! {
@@ -160,6 +190,40 @@ fn become_gobgpd(program: &Path, socket: &Path) -> anyhow::Error {
         .args(["--pprof-disable", "--metrics-path=", "--log-plain"])
         .exec();
     anyhow::Error::new(error).context(format!("starting {}", program.display()))
+}
+
+/// Runs HAProxy in place of this process. Returns only if that fails.
+fn become_haproxy(program: &Path, folder: PathBuf) -> anyhow::Error {
+    let begin = || -> Result<Folder> {
+        let folder = Folder::new(folder)?;
+        // A configuration of before may have a port that another process took meanwhile. The speaker writes the next
+        // one at once.
+        let config = config(&[], folder.path());
+        folder.write(&folder.config(), config.text.as_bytes())?;
+        Ok(folder)
+    };
+    let folder = match begin() {
+        Ok(folder) => folder,
+        Err(error) => return error,
+    };
+    let error = std::process::Command::new(program)
+        .arg("-W")
+        .arg("-S")
+        .arg(format!("{},mode,600", folder.socket().display()))
+        .arg("-f")
+        .arg(folder.config())
+        .exec();
+    anyhow::Error::new(error).context(format!("starting {}", program.display()))
+}
+
+/// Has HAProxy serve what lbaasd says. Its tasks end with the process.
+fn start_haproxy(folder: Folder, program: PathBuf, place: Place, ledger: &SharedLedger) {
+    ledger.lock().expect_haproxy();
+    let (sender, wanted) = watch::channel(None);
+    tokio::spawn(lbaasd::follow_proxies(Client::new(place), sender));
+    let manager = Manager::new(folder, program);
+    tokio::spawn(manager::follow(manager, wanted, ledger.clone()));
+    tokio::spawn(local::follow(ledger.clone()));
 }
 
 /// Has the node answer for addresses of L2. What is received is why it does no longer.

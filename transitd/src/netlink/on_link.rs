@@ -10,6 +10,7 @@ use ipnet::Ipv4Net;
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteScope, RouteType};
 use netlink_packet_route::rule::{RuleAction, RuleAttribute, RuleFlags, RuleMessage};
 use rtnetlink::{Handle, IpVersion, RouteMessageBuilder};
+use thuban_common::host_stack::PROXY_TABLE;
 use thuban_common::tables::OnLinkEntry;
 
 use super::uplink::Uplink;
@@ -67,8 +68,8 @@ fn range(rules: &[RuleMessage], routes: &[RouteMessage], uplink: &Uplink) -> Opt
         };
         // Beside the main table's own route its wider routes don't count. Other tables may be asked before.
         let counts = range.contains(&to) || table != MAIN && to.contains(&range);
-        // The kernel's own entries of the table of local addresses are of other types.
-        let is_own = table == LOCAL && route.header.kind != RouteType::Unicast;
+        // The kernel's own entries of the table of local addresses are of other types. HAProxy's table is for TCP.
+        let is_own = table == LOCAL && route.header.kind != RouteType::Unicast || table == PROXY_TABLE;
         let is_asked = !is_own && tables.contains(&table);
         is_asked && counts && !is_direct(route, uplink.ifindex) && !is_of_another(route, uplink.ifindex)
     };
@@ -216,6 +217,11 @@ mod tests {
         let mut local = route([192, 0, 2, 1], 32, LOCAL);
         local.header.kind = RouteType::Local;
         assert!(range(&rules(), &[own(), local], &uplink()).is_some());
+        // Nothing of the tunnel goes by HAProxy's table.
+        let mut proxied = route([192, 0, 2, 77], 32, PROXY_TABLE);
+        proxied.header.kind = RouteType::Local;
+        let with_rule = [rules(), vec![rule(PROXY_TABLE)]].concat();
+        assert!(range(&with_rule, &[own(), proxied], &uplink()).is_some());
     }
 
     #[test]

@@ -51,7 +51,11 @@ pub const POD_TABLE: u32 = 6081;
 /// for others. They go to services for pods of other VPCs and clients outside, and to members for pods of their own
 /// VPC that ask for a port of the node.
 pub const SERVICE_TABLE: u32 = 6082;
-/// Priority of the rules that lead to these tables: before the main table (32766), after the local one (0).
+/// Routing table with the addresses that HAProxy serves on this node, and the priority of its rule, which is for TCP
+/// alone. The speaker writes both.
+pub const PROXY_TABLE: u32 = 6083;
+/// Priority of the rules that lead to the tables of pods and services: before the main table (32766), after the local
+/// one (0).
 pub const RULE_PRIORITY: u32 = 6081;
 
 /// Table with the host stack's rules for pods, services and nodes (ADR 13); family inet.
