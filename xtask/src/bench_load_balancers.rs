@@ -77,7 +77,6 @@ pub fn run(arguments: &[String]) -> Result<ExitCode> {
         (given.services, given.changes, given.vips) = (20, 4, 50);
     }
     deps::ensure_more(&deps::TRAFFIC_PACKAGES)?;
-    deps::ensure_more(&deps::PROXY_PACKAGES)?;
     step("plugins for the other cluster", cni_tools::ensure)?;
     let kube_proxy = step("kube-proxy", || {
         progress::watched("building kube-proxy", || KUBE_PROXY.ensure())

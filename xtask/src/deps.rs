@@ -19,7 +19,7 @@ pub struct Package {
     sign: &'static str,
 }
 
-const PACKAGES: [Package; 21] = [
+const PACKAGES: [Package; 22] = [
     // A DNS server that takes the names of load balancers.
     Package {
         name: "bind9",
@@ -58,6 +58,11 @@ const PACKAGES: [Package; 21] = [
     Package {
         name: "gcc",
         sign: "cc",
+    },
+    // A driver of load balancers, which is in their image, too.
+    Package {
+        name: "haproxy",
+        sign: "haproxy",
     },
     Package {
         name: "iproute2",
@@ -164,12 +169,6 @@ pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
 pub const ALERT_PACKAGES: [Package; 1] = [Package {
     name: "prometheus",
     sign: "promtool",
-}];
-
-/// The proxy that load balancers are compared with.
-pub const PROXY_PACKAGES: [Package; 1] = [Package {
-    name: "haproxy",
-    sign: "haproxy",
 }];
 
 /// The compiler of Cilium's programs. Debian 12's own version 14 is too old for them.

@@ -220,7 +220,9 @@ mod tests {
         // Nothing of the tunnel goes by HAProxy's table.
         let mut proxied = route([192, 0, 2, 77], 32, PROXY_TABLE);
         proxied.header.kind = RouteType::Local;
-        let with_rule = [rules(), vec![rule(PROXY_TABLE)]].concat();
+        let mut for_tcp = rule(0);
+        for_tcp.attributes.push(RuleAttribute::Table(PROXY_TABLE));
+        let with_rule = [rules(), vec![for_tcp]].concat();
         assert!(range(&with_rule, &[own(), proxied], &uplink()).is_some());
     }
 

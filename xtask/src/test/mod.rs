@@ -40,7 +40,7 @@ use crate::{
 
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
 const PROGRAMS: &str = "programs";
-const NETNS: [&str; 3] = ["netns", "datapath", "neighbours"];
+const NETNS: [&str; 4] = ["netns", "datapath", "neighbours", "haproxy"];
 /// Tests of the first of [`NETNS`] that compare times, or modules of them.
 const TIMED: [&str; 6] = [
     "attach::a_refused_pods_add_fails_at_once_with_the_reason",
