@@ -20,8 +20,10 @@ left() {
         [ -e "$file" ] && [ -z "$(empty_mount "$file")" ] && echo "file $file"
     done
     ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/link \1/p'
-    ip rule show priority 6081 | sed -n 's/^6081:.*/IPv4 rule 6081/p'
-    ip -6 rule show priority 6081 2>/dev/null | sed -n 's/^6081:.*/IPv6 rule 6081/p'
+    for rule in 6081 6083; do
+        ip rule show priority $rule | sed -n "s/^$rule:.*/IPv4 rule $rule/p"
+        ip -6 rule show priority $rule 2>/dev/null | sed -n "s/^$rule:.*/IPv6 rule $rule/p"
+    done
     nft list tables 2>/dev/null | sed -n 's/^table inet \(thuban\|thuban-overlay\|thuban-limits\|thuban-policy\)$/nftables table inet \1/p'
     ip -o addr show dev lo | sed -n 's/.*\(169\.254\.64\.1\/32\).*/address \1 on lo/p'
     ip route show table local type blackhole | sed -n 's/^blackhole \(169\.254\.64\.2\) .*/route \1/p'
@@ -50,13 +52,17 @@ rm -rf /sys/fs/bpf/thuban
 ip -o link show | sed -n 's/^[0-9]*: \(thb[0-9a-f]*\|thuban-gro\)[@:].*/\1/p' | while read -r link; do
     ip link del "$link"
 done
-while ip rule del priority 6081 2>/dev/null; do :; done
-while ip -6 rule del priority 6081 2>/dev/null; do :; done
+for rule in 6081 6083; do
+    while ip rule del priority $rule 2>/dev/null; do :; done
+    while ip -6 rule del priority $rule 2>/dev/null; do :; done
+done
 for table in thuban thuban-overlay thuban-limits thuban-policy; do
     nft delete table inet $table 2>/dev/null
 done
-ip route flush table 6081 2>/dev/null
-ip -6 route flush table 6081 2>/dev/null
+for table in 6081 6083; do
+    ip route flush table $table 2>/dev/null
+    ip -6 route flush table $table 2>/dev/null
+done
 ip route del blackhole 169.254.64.2 table local 2>/dev/null
 ip -6 route del blackhole 100::5468:7562:6102 table local 2>/dev/null
 ip addr del 169.254.64.1/32 dev lo 2>/dev/null

@@ -1,5 +1,5 @@
-//! What load balancers need besides Thuban: the image with cidrd, lbaasd, the speaker and gobgpd, and the manifests of
-//! `install/load-balancers/`.
+//! What load balancers need besides Thuban: the image with cidrd, lbaasd, the speaker, gobgpd and HAProxy, and the
+//! manifests of `install/load-balancers/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,8 +8,9 @@ use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 
 use crate::build::{Profile, compile, images_files, root, stripped_for};
+use crate::deps;
 use crate::go_tools::GoTools;
-use crate::images::{self, Image};
+use crate::images::{self, Image, with_libraries};
 use crate::install::{NAMESPACE, manifests_in, wait, workload};
 use crate::platform::Platform;
 use crate::progress;
@@ -55,7 +56,8 @@ pub fn archive(profile: Profile) -> Result<PathBuf> {
 /// the platform's images.
 pub fn archive_of(platform: Platform, binaries: &Path, work: &Path, folder: &Path) -> Result<PathBuf> {
     let gobgpd = ensure_gobgpd_for(platform)?.join("gobgpd");
-    let mut files = vec![(gobgpd, "/bin/gobgpd".to_owned())];
+    let mut files = haproxy_of(platform)?;
+    files.push((gobgpd, "/bin/gobgpd".to_owned()));
     for name in BINARIES {
         let binary = stripped_for(platform, &binaries.join(name), &work.join(name), "--strip-debug")?;
         files.push((binary, format!("/bin/{name}")));
@@ -69,6 +71,14 @@ pub fn archive_of(platform: Platform, binaries: &Path, work: &Path, folder: &Pat
         command: &[],
     };
     image.write_for(platform, &folder.join("more"))
+}
+
+/// Returns Debian's HAProxy and its libraries, as they are on this machine. Images of other platforms have none.
+fn haproxy_of(platform: Platform) -> Result<Vec<(PathBuf, String)>> {
+    if platform != Platform::own() {
+        return Ok(Vec::new());
+    }
+    with_libraries(&deps::program("haproxy")?)
 }
 
 /// Imports the image on all nodes.

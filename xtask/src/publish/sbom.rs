@@ -1,4 +1,4 @@
-//! The list of all crates in the images, as SPDX 2.3. It does not have gobgpd, nft, and nft's libraries.
+//! The list of all crates in the images, as SPDX 2.3. It does not have gobgpd, HAProxy, nft, and libraries of these.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
