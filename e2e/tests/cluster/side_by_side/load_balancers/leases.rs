@@ -321,6 +321,22 @@ fn refused_by_the_api_server(cluster: &Cluster, account: &Actor) {
             "spec.announce: Unsupported value",
         ),
         (
+            pool(
+                "p",
+                &range,
+                &[
+                    ("class", json!("private")),
+                    ("vpc", json!("red")),
+                    ("driver", json!("Haproxy")),
+                ],
+            ),
+            "spec.driver must be Xdp for a private pool",
+        ),
+        (
+            pool("p", &range, &[("driver", json!("Nginx"))]),
+            "spec.driver: Unsupported value",
+        ),
+        (
             pool("p", &range, &[("leaseSeconds", json!(599))]),
             "spec.leaseSeconds",
         ),

@@ -3,6 +3,7 @@
 
 mod announcing;
 mod fronts;
+mod haproxy;
 mod leases;
 mod link;
 mod vips;
