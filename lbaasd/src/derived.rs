@@ -54,8 +54,8 @@ pub enum Refusal {
     )]
     SourceRangesNotServed,
     #[error(
-        "spec.profiles: only HAProxy serves {0}: make a Vip whose spec.pool has the driver Haproxy, or name VipProfiles \
-         without {0}"
+        "spec.profiles: only HAProxy serves {0}: make a Vip whose spec.pool has the driver Haproxy, or name \
+         VipProfiles without {0}"
     )]
     NeedsHaproxy(&'static str),
     #[error("spec.ports: HAProxy takes TCP alone, and {0} is another protocol: list the TCP ports")]

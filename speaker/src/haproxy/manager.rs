@@ -130,11 +130,10 @@ impl Manager {
         };
         let usable = self.usable(wanted);
         let is_near = |applied: &Applied| !needs_reload(&applied.proxies, &usable);
-        if self.applied.as_ref().is_some_and(is_near) {
-            self.adjust(&usable).await
-        } else {
-            self.reload(usable).await
+        if self.applied.as_ref().is_some_and(is_near) && self.adjust(&usable).await? {
+            return Ok(());
         }
+        self.reload(usable).await
     }
 
     /// Takes over a worker whose configuration an earlier speaker wrote.
@@ -266,17 +265,22 @@ impl Manager {
         Ok(checked.status.success())
     }
 
-    /// Changes members and certificates of the worker.
-    async fn adjust(&mut self, wanted: &[Proxy]) -> Result<(), ManagerError> {
+    /// Changes members and certificates of the worker. Returns whether that was enough.
+    async fn adjust(&mut self, wanted: &[Proxy]) -> Result<bool, ManagerError> {
         let (control, folder) = (&self.control, &self.folder);
         let Some(applied) = &mut self.applied else {
-            return Ok(());
+            return Ok(false);
         };
         for (has, wanted) in applied.proxies.iter().zip(wanted) {
             if let Some(tls) = &wanted.tls {
                 let path = certificate_path(wanted, folder.path());
                 if applied.certificates.get(&path) != Some(&tls.pem) {
-                    control.set_certificate(&path.to_string_lossy(), &tls.pem).await?;
+                    let set = control.set_certificate(&path.to_string_lossy(), &tls.pem).await;
+                    if let Err(error) = set {
+                        // A long chain of certificates exceeds HAProxy's buffer.
+                        warn!(%error, "a certificate needs a reload");
+                        return Ok(false);
+                    }
                     folder.write(&path, tls.pem.text().as_bytes())?;
                     info!(
                         vip = wanted.name,
@@ -297,7 +301,7 @@ impl Manager {
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
 }
 

@@ -1,4 +1,5 @@
-//! HAProxy ends TLS for a Vip: a client outside sees the certificate that the tenant lets lbaasd read, and the next one.
+//! HAProxy ends TLS for a Vip: a client outside sees the certificate that the tenant lets lbaasd read, and the next
+//! one.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
