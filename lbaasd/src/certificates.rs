@@ -52,7 +52,7 @@ impl Problem {
             Self::NotFound => "SecretNotFound",
             Self::Unreadable => "SecretUnreadable",
             Self::Invalid => "CertificateInvalid",
-            Self::Away => "Pending",
+            Self::Away => "NotRead",
         }
     }
 

@@ -52,6 +52,9 @@ super::reasons! {
     "SecretUnreadable", "Vip":
         "lbaasd may not read the Secret of a VipProfile's ssl"
         => "give lbaasd the right by the commands that the message prints";
+    "NotRead", "Vip":
+        "lbaasd has not read the Secret of a VipProfile's ssl yet"
+        => "wait some seconds; if it stays, look at lbaasd's log and at the API server";
     "CertificateInvalid", "Vip":
         "the Secret has another type than kubernetes.io/tls, or tls.crt and tls.key don't fit together"
         => "correct the Secret; until then nodes use the certificate that they have";

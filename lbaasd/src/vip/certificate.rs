@@ -23,7 +23,7 @@ pub fn said(vip: &Vip, context: &Context) -> Option<Said> {
     let said = match context.certificates.state(&namespace, &secret) {
         None => (
             ConditionStatus::False,
-            "Pending".to_owned(),
+            "NotRead".to_owned(),
             format!("Secret {secret} is not read yet"),
         ),
         Some(Ok(())) => (
