@@ -237,6 +237,16 @@ fn kept(renewal: Option<Duration>, replaced: u32) -> Duration {
     }
 }
 
+/// Returns how many requests in a row were replaced after another one was, which had lasted this long. lbaasd had the
+/// time to answer a request that lasted much longer than any that is kept. So changes that come seldom delay nothing.
+fn replacements(before: u32, lasted: Duration) -> u32 {
+    if lasted >= MAX_KEPT * 2 {
+        0
+    } else {
+        before.saturating_add(1)
+    }
+}
+
 /// Asks lbaasd what HAProxy is to serve, again and again. While lbaasd is away, its last answer counts.
 pub async fn follow_proxies(mut client: Client, proxies: watch::Sender<Option<Vec<Proxy>>>) {
     let mut wanted = ProxiesWanted::default();
@@ -317,7 +327,7 @@ pub async fn follow(
         let asked = tokio::select! {
             asked = client.ask(&report, limit) => asked,
             () = obsolete => {
-                replaced = replaced.saturating_add(1);
+                replaced = replacements(replaced, begun.elapsed());
                 continue;
             }
         };
@@ -392,5 +402,16 @@ mod tests {
         for replaced in [5, 40, u32::MAX] {
             assert_eq!(kept(None, replaced), MAX_KEPT);
         }
+    }
+
+    #[test]
+    fn changes_that_come_seldom_delay_no_request() {
+        let mut replaced = 0;
+        for _ in 0..9 {
+            replaced = replacements(replaced, kept(None, replaced));
+        }
+        assert_eq!(kept(None, replaced), MAX_KEPT, "changes without end");
+        replaced = replacements(replaced, MAX_KEPT * 2);
+        assert_eq!(kept(None, replaced), INTERVAL, "nothing changed for a while");
     }
 }
