@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 use cidrd::server::{Clients, Server};
-use cidrd::watches::{Watches, watched, watched_by, watched_with};
+use cidrd::watches::{Watches, stored, watched, watched_by, watched_with};
 use clap::Parser;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Service;
@@ -219,7 +219,7 @@ async fn services(client: &Client, is_default: bool) {
     let controller = Controller::new(Api::<Service>::all(client.clone()), watcher::Config::default());
     let (known, writer) = store();
     let vips = watcher(Api::<Vip>::all(client.clone()), watcher::Config::default());
-    let vips = vips.reflect(writer).touched_objects();
+    let vips = stored(vips.reflect(writer));
     // A Vip and its Service have one name, whoever made the other.
     let controller = controller.watches_stream(vips, |vip: Vip| {
         vip.namespace()

@@ -47,7 +47,7 @@ const AGAIN: Duration = Duration::from_mins(1);
 
 pub struct Context {
     pub client: Client,
-    /// A Vip's change is here before it wakes the Service, unless the watch has begun anew.
+    /// A Vip's change is here before it wakes the Service.
     pub vips: Store<Vip>,
     pub warnings: Warnings,
     /// Whether Services without a class get a Vip, too.
