@@ -52,6 +52,7 @@ impl Speakers {
         let said = report.announced.iter();
         let said: HashSet<(&str, IpAddr)> = said.map(|said| (said.uid.as_str(), said.address)).collect();
         let announces = |route: &Route| said.contains(&(route.uid.as_str(), route.address));
+        let said_vips: HashSet<&str> = said.iter().map(|(uid, _)| *uid).collect();
         let has_l2 = answer.routes.iter().any(|route| route.l2);
         let begun = Instant::now();
         let end = begun + self.time_to_grant(has_l2);
@@ -76,15 +77,16 @@ impl Speakers {
         let claim = |route: &Route| {
             let is_first = route.l2 && !announces(route);
             let head_start = is_first.then(|| self.head_start(&route.uid, node));
-            let place = place(&route.uid, node);
-            (head_start.unwrap_or_default(), place, route.uid.clone())
+            let (is_added, place) = (!said_vips.contains(route.uid.as_str()), place(&route.uid, node));
+            (head_start.unwrap_or_default(), is_added, place, route.uid.clone())
         };
         let new = answer.routes.iter();
         let new = new.filter(|route| !is_lost(route) && is_new(route));
-        // Those first that wait for nobody's head start.
-        let new: BTreeSet<(Duration, u64, String)> = new.map(claim).collect();
+        // Those first that wait for nobody's head start, and of these what the node announces: it withdraws what is not
+        // written in time.
+        let new: BTreeSet<(Duration, bool, u64, String)> = new.map(claim).collect();
         let granted: BTreeSet<String> = futures::stream::iter(new)
-            .map(|(head_start, _, uid)| async move {
+            .map(|(head_start, _, _, uid)| async move {
                 let vip = vips.get(uid.as_str())?;
                 let written = self.let_announce(vip, node, report, begun + head_start);
                 let written = timeout_at(end, written).await;

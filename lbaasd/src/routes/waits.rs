@@ -80,6 +80,15 @@ fn speakers(played: &Arc<Played>, known: &[Vip]) -> Speakers {
 /// Has node-a say that it serves these Vips and announces none. Returns the addresses that it gets, whether that is
 /// all, and how long the answer took.
 async fn ask(speakers: &Speakers, serves: &[u8]) -> (Vec<IpAddr>, bool, Duration) {
+    ask_with(speakers, serves, &[]).await
+}
+
+/// Has it say the same, and that it announces these.
+async fn ask_with(speakers: &Speakers, serves: &[u8], announces: &[u8]) -> (Vec<IpAddr>, bool, Duration) {
+    let announced = |number: &u8| Announced {
+        uid: uid(*number),
+        address: address(*number),
+    };
     let serving = |number: &u8| Serving {
         address: address(*number),
         service: format!("red/{}", uid(*number)),
@@ -87,7 +96,7 @@ async fn ask(speakers: &Speakers, serves: &[u8]) -> (Vec<IpAddr>, bool, Duration
     };
     let report = Report {
         sequence: 7,
-        announced: Vec::new(),
+        announced: announces.iter().map(announced).collect(),
         serves: serves.iter().map(serving).collect(),
         version: String::new(),
         without_password: Vec::new(),
@@ -134,4 +143,32 @@ async fn a_route_that_a_node_was_let_announce_is_no_news() {
     let (addresses, is_whole, time) = ask(&speakers, &[1, 2]).await;
     assert_eq!((addresses, is_whole), (vec![address(1)], false));
     assert!(time >= PAUSE, "{time:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_node_announces_is_written_before_new_routes() {
+    let (new, announced): (Vec<u8>, Vec<u8>) = ((1..=60).collect(), (201..=208).collect());
+    let all = [new, announced.clone()].concat();
+    let vips: Vec<Vip> = all
+        .iter()
+        .map(|number| {
+            let mut vip = vip(*number, &[]);
+            if let Some(status) = &mut vip.status
+                && announced.contains(number)
+            {
+                // This lbaasd is late: it knows what the node announces, and not that the node was let do so.
+                status.announced_by = vec!["node-a".to_owned()];
+            }
+            vip
+        })
+        .collect();
+    let speakers = speakers(&Arc::new(Played::slow(Duration::from_millis(500))), &vips);
+    for number in &all {
+        speakers.leases.note(&uid(*number), &[grant(*number)]);
+    }
+    let (addresses, _, _) = ask_with(&speakers, &all, &announced).await;
+    assert!(addresses.len() < all.len(), "the API server is not slow");
+    for number in announced {
+        assert!(addresses.contains(&address(number)), "{number} is withdrawn");
+    }
 }
