@@ -334,7 +334,7 @@ pub async fn reconcile(service: Arc<Service>, context: Arc<Context>) -> Result<A
             match api.create(&PostParams::default(), &made).await {
                 Ok(_) => info!(namespace, name, "Vip made"),
                 // The store will show it, and wake the Service.
-                Err(kube::Error::Api(status)) if status.code == 409 => {
+                Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
                     return Ok(Action::requeue(WAITING_RETRY));
                 }
                 Err(error) => return Err(error),

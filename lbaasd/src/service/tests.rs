@@ -1,8 +1,21 @@
+use std::convert::Infallible;
+use std::sync::{Arc, Mutex};
+
+use http::{Request, Response};
 use k8s_openapi::api::core::v1::Service;
+use kube::Client;
+use kube::client::Body;
+use kube::runtime::controller::Action;
+use kube::runtime::reflector::store;
+use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 use thuban_api::{FRONT_CONDITION, IpFamily, Vip, VipDns, VipSpec};
 
-use super::{Step, front, ingress, is_of_service, is_settled, step, wanted, wanted_front};
+use super::{
+    Context, Step, WAITING_RETRY, front, ingress, is_of_service, is_settled, reconcile, step, wanted,
+    wanted_front,
+};
+use crate::events::Warnings;
 
 fn service(spec: &Value, annotations: &Value) -> Service {
     serde_json::from_value(json!({
@@ -336,4 +349,36 @@ fn a_service_is_settled_once_it_tells_its_vips_addresses() {
     );
     vip.status.as_mut().unwrap().withdrawn_at = Some("2026-01-01T00:00:30Z".to_owned());
     assert!(!is_done(&service, Some(&vip)), "nobody announces it");
+}
+
+/// Returns what becomes of a Service whose Vip an API server does not make, for this reason.
+async fn refused(reason: &'static str) -> Result<Action, kube::Error> {
+    let answer = move |_: Request<Body>| async move {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+            "message": "", "reason": reason, "code": 409});
+        let mut answer = Response::new(Body::from(status.to_string().into_bytes()));
+        *answer.status_mut() = http::StatusCode::CONFLICT;
+        Ok::<_, Infallible>(answer)
+    };
+    let client = Client::new(tower::service_fn(answer), "default");
+    let (vips, mut writer) = store::<Vip>();
+    writer.apply_watcher_event(&Event::InitDone);
+    let context = Context {
+        client: client.clone(),
+        vips,
+        warnings: Warnings::new(client),
+        is_default: false,
+        asked: Mutex::default(),
+    };
+    reconcile(Arc::new(balanced()), Arc::new(context)).await
+}
+
+#[tokio::test]
+async fn only_a_vip_of_the_name_is_waited_for() {
+    let waits = refused("AlreadyExists").await.unwrap();
+    assert_eq!(waits, Action::requeue(WAITING_RETRY));
+    assert!(
+        refused("Conflict").await.is_err(),
+        "others have written the quota"
+    );
 }
