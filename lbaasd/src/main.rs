@@ -148,6 +148,7 @@ async fn run(settings: Settings) -> Result<()> {
         profiles: watched(Api::all(client.clone()), &mut watches),
         pools: watched(Api::all(client.clone()), &mut watches),
         namespaces: watched(Api::all(client.clone()), &mut watches),
+        begun: vip::Begun::default(),
     });
     let dns = Arc::new(dns::names::Context {
         client: client.clone(),

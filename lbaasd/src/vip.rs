@@ -32,7 +32,8 @@ use thuban_api::{
 use tracing::warn;
 
 use self::certificate::CERTIFICATE;
-use self::leasing::{is_anothers_turn, lease};
+pub use self::leasing::Begun;
+use self::leasing::{is_anothers_turn, is_new, lease};
 use self::terms::Terms;
 pub use self::terms::{driver_of, is_private};
 use crate::certificates::Certificates;
@@ -63,6 +64,7 @@ pub struct Context {
     pub pools: Store<IpPool>,
     pub namespaces: Store<PartialObjectMeta<Namespace>>,
     pub certificates: Arc<Certificates>,
+    pub begun: Begun,
 }
 
 /// A condition's status, reason and message.
@@ -328,10 +330,12 @@ pub fn announced(nodes: &[String], announce: AnnounceBy) -> (ConditionStatus, St
 
 /// Brings a Vip's leases and status to what they should be.
 pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, VipError> {
+    let uid = vip.uid().unwrap_or_default();
     if vip.metadata.deletion_timestamp.is_some() {
+        context.begun.end(&uid);
         return ending::end(&vip, &context).await;
     }
-    if is_anothers_turn(&vip, Timestamp::now()) {
+    if !context.begun.has(&uid) && is_anothers_turn(&vip, Timestamp::now()) {
         return Ok(Action::requeue(LEASE_RETRY));
     }
     let (vip, is_new) = if vip.finalizers().iter().any(|name| name == FINALIZER) {
@@ -339,7 +343,11 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
     } else {
         let finalizers = [vip.finalizers(), &[FINALIZER.to_owned()]].concat();
         match set_finalizers(&vip, &context.client, &finalizers).await {
-            Ok(current) => (Arc::new(current), true),
+            Ok(current) => {
+                context.begun.begin(&uid);
+                let is_new = is_new(&current);
+                (Arc::new(current), is_new)
+            }
             // Another lbaasd was first. The change of the object is the next event.
             Err(kube::Error::Api(status)) if status.code == 409 => return Ok(Action::requeue(LEASE_RETRY)),
             Err(error) => return Err(error.into()),
@@ -378,6 +386,7 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
         })
         .await?;
     }
+    context.begun.end(&uid);
     let has_certificate = certificate.is_none_or(|said| said.0 == ConditionStatus::True);
     let is_accepted = accepted.0 == ConditionStatus::True && has_certificate;
     Ok(Action::requeue(match outcome {

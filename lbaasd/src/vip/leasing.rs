@@ -1,5 +1,8 @@
 //! Gets a Vip the leases that it lacks, and renews those that it has.
 
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use cidrd::client::ClientError;
 use cidrd::http::Wanted;
 use cidrd::lease::Family;
@@ -9,13 +12,36 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::{ConditionStatus, IpFamily, Vip};
 use tracing::warn;
 
-use super::{Context, FINALIZER, Outcome, Said, choose};
+use super::{Context, FINALIZER, Outcome, Said, choose, has_addresses};
 use crate::leases::covers;
 use crate::objects::api_of;
 
 /// How old a Vip without a status may be that is left to the lbaasd that made it its own. Of many Vips that are created
 /// at once, the last one waits for all others.
 const OTHERS_TURN: SignedDuration = SignedDuration::from_secs(10);
+
+/// The UIDs of Vips that this process has made its own, until it has written their status. If that fails, it goes on
+/// with them and does not wait for another lbaasd.
+#[derive(Default)]
+pub struct Begun(Mutex<HashSet<String>>);
+
+impl Begun {
+    fn uids(&self) -> MutexGuard<'_, HashSet<String>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn begin(&self, uid: &str) {
+        self.uids().insert(uid.to_owned());
+    }
+
+    pub(super) fn has(&self, uid: &str) -> bool {
+        self.uids().contains(uid)
+    }
+
+    pub(super) fn end(&self, uid: &str) {
+        self.uids().remove(uid);
+    }
+}
 
 fn asked(vip: &Vip, pool: &str) -> Wanted {
     let family = |family: &IpFamily| match family {
@@ -39,6 +65,11 @@ pub(super) fn is_anothers_turn(vip: &Vip, now: Timestamp) -> bool {
     let created = vip.creation_timestamp().map(|created| created.0);
     let age = created.map(|created| now.duration_since(created).abs());
     has_finalizer && vip.status.is_none() && age.is_some_and(|age| age < OTHERS_TURN)
+}
+
+/// Whether a Vip that got its finalizer just now has no leases. If it has addresses, somebody removed a former one.
+pub(super) fn is_new(vip: &Vip) -> bool {
+    !has_addresses(vip)
 }
 
 /// Renews what a Vip has, and gets it what it lacks. `is_new`: it got its finalizer just now. So it is there, and has
