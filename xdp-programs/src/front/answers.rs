@@ -60,9 +60,10 @@ fn answers(packet: &IpPacket, work: &mut Work, vni: u32, word: u16) -> Option<()
     }
     work.set_key(vni, packet, LEAVING);
     let entry = maps::connection(&work.key)?;
+    // Read before `other_side` finds that the entry is still of this VPC: another one's index may be anything.
+    work.answers_by = entry.index;
     let front = maps::other_side(entry, vni)?;
     connections::touch(entry, &signal, packet.protocol);
-    work.answers_by = entry.index;
     work.begin(packet);
     work.to.source = front.address;
     work.to.ports = [front.port, front.client_port];
