@@ -4,9 +4,10 @@
 
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, socket};
+use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, SockaddrStorage, bind, socket};
 use thuban_common::packet::ipv4::{TCP, UDP};
 use thuban_proto::transit::ProbeAnswer;
 use tokio::net::{TcpSocket, UdpSocket};
@@ -26,7 +27,7 @@ pub async fn send(flow: Flow) -> ProbeAnswer {
     let sent = match flow.protocol {
         TCP => connect(from, to).await,
         UDP => ask(from, to).await,
-        _ => echo(to).await,
+        _ => echo(from, to).await,
     };
     sent.unwrap_or_else(|error| answer(&error))
 }
@@ -54,7 +55,7 @@ async fn ask(from: SocketAddr, to: SocketAddr) -> io::Result<ProbeAnswer> {
 }
 
 /// Sends an echo by a socket that needs no right to send raw packets; the kernel writes identifier and checksum.
-async fn echo(to: SocketAddr) -> io::Result<ProbeAnswer> {
+async fn echo(from: SocketAddr, to: SocketAddr) -> io::Result<ProbeAnswer> {
     let (family, protocol, kind) = if to.is_ipv4() {
         (AddressFamily::Inet, SockProtocol::Icmp, ECHO_V4)
     } else {
@@ -65,6 +66,8 @@ async fn echo(to: SocketAddr) -> io::Result<ProbeAnswer> {
         // The namespace's net.ipv4.ping_group_range does not have root's group.
         return Ok(ProbeAnswer::Failed);
     };
+    // From another address of the pod, droplets would not know the packet, and another network may carry it.
+    bind(socket.as_raw_fd(), &SockaddrStorage::from(from))?;
     let socket = UdpSocket::from_std(std::net::UdpSocket::from(socket))?;
     socket.connect(to).await?;
     socket.send(&[kind, 0, 0, 0, 0, 0, 0, 1]).await?;
@@ -95,7 +98,7 @@ fn answer(error: &io::Error) -> ProbeAnswer {
 mod tests {
     use std::net::{Ipv4Addr, TcpListener};
 
-    use thuban_common::packet::ipv4::mapped;
+    use thuban_common::packet::ipv4::{ICMP, mapped};
     use thuban_proto::transit::Probe;
 
     use super::*;
@@ -141,5 +144,18 @@ mod tests {
         assert_eq!(sent(UDP, port).await, ProbeAnswer::Silent);
         drop(server);
         assert_eq!(sent(UDP, port).await, ProbeAnswer::Refused);
+    }
+
+    #[tokio::test]
+    async fn an_echo_leaves_by_the_asked_address_alone() {
+        let asked = Probe {
+            // Nobody has an address of TEST-NET-1 here (RFC 5737).
+            source: mapped([192, 0, 2, 1]).to_vec(),
+            destination: mapped([127, 0, 0, 1]).to_vec(),
+            protocol: ICMP.into(),
+            ..Probe::default()
+        };
+        let flow = Flow::read(&asked).unwrap();
+        assert_eq!(send(flow).await, ProbeAnswer::Failed);
     }
 }
