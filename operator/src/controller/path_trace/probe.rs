@@ -19,14 +19,14 @@ const NOT_SENT: &str = "ProbeNotSent";
 
 /// Adds what comes of a probe. Returns whether it could be made now: others may be under way.
 pub async fn add(status: &mut PathTraceStatus, question: &Question, hub: &Hub) -> bool {
-    if question.protocol == SCTP && question.port.is_some() {
-        conclude(status, not_sent("a probe has no SCTP: ask with tcp or udp"));
-        return true;
-    }
     let Some(plan) = hub.plan_probe(question) else {
         conclude(status, not_sent("an end of the path has no network, see above"));
         return true;
     };
+    if let Some(answer) = unsendable(&plan) {
+        conclude(status, answer);
+        return true;
+    }
     let Some(heard) = hub.probe(&plan).await else {
         return false;
     };
@@ -34,6 +34,12 @@ pub async fn add(status: &mut PathTraceStatus, question: &Question, hub: &Hub) -
     status.hops = hops(&plan, &heard);
     conclude(status, answer(&plan, &heard, is_expected));
     true
+}
+
+/// Returns the answer to a packet that no droplet can send. The only port of a Service may have another protocol than
+/// was asked for.
+fn unsendable(plan: &ProbePlan) -> Option<PathStep> {
+    (plan.protocol == SCTP).then(|| not_sent("a probe has no SCTP: ask with tcp or udp"))
 }
 
 /// Adds the answer, by which a path without a known fault is judged again.
@@ -207,6 +213,18 @@ mod tests {
             answer,
             ..Heard::default()
         }
+    }
+
+    #[test]
+    fn no_droplet_is_asked_to_send_sctp() {
+        assert_eq!(unsendable(&plan()), None);
+        let sctp = ProbePlan {
+            protocol: SCTP,
+            ..plan()
+        };
+        let said = unsendable(&sctp).unwrap();
+        assert_eq!(said.state, PathStepState::Unknown);
+        assert!(said.message.contains("SCTP"), "{said:?}");
     }
 
     #[test]
