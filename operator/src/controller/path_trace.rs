@@ -117,7 +117,7 @@ pub async fn reconcile(trace: Arc<PathTrace>, context: Arc<Context>) -> Result<A
     let status = match decide(&trace, older, Timestamp::now()) {
         Next::Nothing => return Ok(Action::await_change()),
         Next::Wait(left) => return Ok(Action::requeue(left)),
-        Next::Answer if !context.hub.is_whole() || !context.path_traces.may_answer(&namespace) => {
+        Next::Answer if must_wait(&trace, &namespace, &context) => {
             return Ok(Action::requeue(ANSWER_RETRY));
         }
         // The rules of the kind allow no question without a target.
@@ -151,6 +151,13 @@ pub async fn reconcile(trace: Arc<PathTrace>, context: Arc<Context>) -> Result<A
         Err(error) if error.is_not_found() => Ok(Action::await_change()),
         Err(error) => Err(error.into()),
     }
+}
+
+/// Whether a question is answered later. One that waits for other probes takes no answer of other questions.
+fn must_wait(trace: &PathTrace, namespace: &str, context: &Context) -> bool {
+    let hub = &context.hub;
+    let waits_for_probes = trace.spec.probe && !hub.has_room_for_probe(namespace);
+    !hub.is_whole() || waits_for_probes || !context.path_traces.may_answer(namespace)
 }
 
 fn answer(question: &Question, context: &Context) -> PathTraceStatus {

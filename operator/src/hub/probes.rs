@@ -18,7 +18,8 @@ use crate::model::world::path::ProbePlan;
 
 /// The most probes at a time.
 const MAX_PROBES: usize = 16;
-/// The most of them that one namespace asked for: fewer than a droplet takes, so that nobody holds others up.
+/// The most probes of one namespace for which droplets watch: fewer than a droplet takes, so that nobody holds others
+/// up.
 const MAX_OF_NAMESPACE: usize = 2;
 /// How long the droplets on the way have to get ready before the packet is sent.
 const HEAD_START: Duration = Duration::from_millis(300);
@@ -26,6 +27,8 @@ const HEAD_START: Duration = Duration::from_millis(300);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 /// How long other droplets are awaited after the packet's answer.
 const LATE_TIMEOUT: Duration = Duration::from_millis(700);
+/// How long a droplet may watch for a probe's packet. It watches on when the probe is over, until it reports.
+const WATCH_TIME: Duration = Duration::from_secs(4);
 /// Source ports of probes: above those that Linux gives to pods' own connections.
 const FIRST_PORT: u16 = 61_000;
 const PORTS: u64 = 4_500;
@@ -42,9 +45,31 @@ pub(super) struct Probes {
 struct Open {
     /// The asker's namespace.
     namespace: String,
-    /// The droplets that have not reported yet.
+    /// The droplets that were asked and have not reported yet.
     waiting: BTreeSet<String>,
+    /// When they watch no more.
+    watched_until: Instant,
     reports: UnboundedSender<(String, Probed)>,
+}
+
+impl Open {
+    /// Whether somebody waits for the probe's reports.
+    fn runs(&self) -> bool {
+        !self.reports.is_closed()
+    }
+}
+
+impl Probes {
+    /// Whether a namespace may have another probe now.
+    fn has_room(&mut self, namespace: &str) -> bool {
+        let now = Instant::now();
+        self.open
+            .retain(|_, open| open.runs() || !open.waiting.is_empty() && now < open.watched_until);
+        let running = self.open.values().filter(|open| open.runs()).count();
+        let others = self.open.values();
+        let own = others.filter(|open| open.namespace == namespace).count();
+        running < MAX_PROBES && own < MAX_OF_NAMESPACE
+    }
 }
 
 /// What droplets said of a probe.
@@ -57,19 +82,12 @@ pub struct Heard {
     pub unable: BTreeSet<String>,
 }
 
-/// A probe that runs. It is over when this is dropped.
-struct Running<'a> {
-    hub: &'a Hub,
+/// A probe that runs. It is over when this is dropped, but droplets may still watch for its packet.
+struct Running {
     id: u64,
     /// The droplets that can report.
     able: BTreeSet<String>,
     reports: UnboundedReceiver<(String, Probed)>,
-}
-
-impl Drop for Running<'_> {
-    fn drop(&mut self) {
-        self.hub.probes().open.remove(&self.id);
-    }
 }
 
 impl Hub {
@@ -85,6 +103,11 @@ impl Hub {
         } else {
             able.remove(droplet);
         }
+    }
+
+    /// Whether a namespace may have another probe now. The answer costs little.
+    pub fn has_room_for_probe(&self, namespace: &str) -> bool {
+        self.probes().has_room(namespace)
     }
 
     /// Hears what a droplet reports of a probe.
@@ -142,11 +165,9 @@ impl Hub {
         Some(heard)
     }
 
-    fn begin_probe(&self, plan: &ProbePlan) -> Option<Running<'_>> {
+    fn begin_probe(&self, plan: &ProbePlan) -> Option<Running> {
         let mut probes = self.probes();
-        let others = probes.open.values();
-        let own = others.filter(|open| open.namespace == plan.namespace).count();
-        if probes.open.len() >= MAX_PROBES || own >= MAX_OF_NAMESPACE {
+        if !probes.has_room(&plan.namespace) {
             return None;
         }
         probes.last_id += 1;
@@ -160,24 +181,26 @@ impl Hub {
         let (sender, reports) = unbounded_channel();
         let open = Open {
             namespace: plan.namespace.clone(),
-            waiting: able.clone(),
+            waiting: BTreeSet::new(),
+            watched_until: Instant::now() + WATCH_TIME,
             reports: sender,
         };
         probes.open.insert(id, open);
-        Some(Running {
-            hub: self,
-            id,
-            able,
-            reports,
-        })
+        Some(Running { id, able, reports })
     }
 
     /// Returns whether the droplet has a stream.
     fn ask_for_probe(&self, droplet: &str, probe: Probe) -> bool {
         let state = self.lock();
+        let Some(sender) = state.senders.get(droplet) else {
+            return false;
+        };
+        // The droplet may report at once.
+        if let Some(open) = self.probes().open.get_mut(&probe.id) {
+            open.waiting.insert(droplet.to_owned());
+        }
         let message = Some(operator_message::Message::Probe(probe));
-        let sender = state.senders.get(droplet);
-        sender.is_some_and(|sender| sender.send(OperatorMessage { message }).is_ok())
+        sender.send(OperatorMessage { message }).is_ok()
     }
 }
 

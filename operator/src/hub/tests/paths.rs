@@ -82,6 +82,12 @@ async fn a_probe_is_sent_by_the_pods_droplet_and_ends() {
     let heard = heard.unwrap();
     assert_eq!(heard.answer, Some(ProbeAnswer::Refused), "{heard:?}");
     assert_eq!(heard.sightings.keys().collect::<Vec<_>>(), ["c"]);
+    assert!(hub.has_room_for_probe("red"));
+    let (more, too_many) = tokio::join!(hub.probe(&plan), hub.probe(&plan));
+    assert!(
+        more.is_some() && too_many.is_none(),
+        "the droplet `a` still watches for the first one's packet"
+    );
     let at_once = tokio::join!(hub.probe(&plan), hub.probe(&plan), hub.probe(&plan));
     let (silent, also, too_many) = at_once;
     assert_eq!(silent.unwrap().answer, None, "a probe ends without a report");
