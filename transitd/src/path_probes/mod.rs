@@ -103,10 +103,12 @@ async fn probe(node: &Node, flow: Flow, is_sent: bool) -> (Seen, ProbeAnswer) {
     let Some(mut collecting) = collecting else {
         return (Seen::default(), answer);
     };
-    let seen = timeout(limit, &mut collecting).await;
-    // The task must not outlast the probe, because it takes the place of a follower.
-    collecting.abort();
-    let seen = seen.ok().and_then(Result::ok);
+    let Ok(seen) = timeout(limit, &mut collecting).await else {
+        collecting.abort();
+        // The task must not outlast the probe, because it takes the place of a follower.
+        let _ = collecting.await;
+        return (Seen::default(), answer);
+    };
     (seen.unwrap_or_default(), answer)
 }
 
