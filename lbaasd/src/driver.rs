@@ -6,6 +6,7 @@
 
 use k8s_openapi::api::core::v1::{Service, ServicePort};
 use kube::ResourceExt;
+use thuban_api::cidr::Cidr;
 use thuban_api::{DRIVER_LABEL, PoolDriver, VipProfileSpec};
 
 use crate::derived::{Refusal, protocol_of};
@@ -14,6 +15,12 @@ use crate::derived::{Refusal, protocol_of};
 pub const TREATMENT_ANNOTATION: &str = "thuban.dev/haproxy";
 /// The value of the label of Services and EndpointSlices for HAProxy.
 pub const HAPROXY: &str = "Haproxy";
+/// The limits of VipProfiles, as their CRD has them.
+const MAX_RANGES: usize = 64;
+const MAX_SECONDS: u32 = 86_400;
+const MAX_CONNECTIONS: u32 = 100_000;
+/// The length of the longest name of a Secret.
+const MAX_NAME: usize = 253;
 
 /// What differs between drivers.
 pub trait Driver: Sync {
@@ -31,10 +38,39 @@ pub trait Driver: Sync {
 }
 
 /// Returns what HAProxy does with the clients of a Vip's Service; `None`: HAProxy does not serve the Service.
+///
+/// Tenants can write the annotation, and lbaasd takes a moment to revert it. So an annotation counts only if a
+/// VipProfile can say the same: HAProxy would refuse other numbers, and an unreadable range must admit nobody.
 pub fn treatment_of(service: &Service) -> Option<VipProfileSpec> {
     let label = service.labels().get(DRIVER_LABEL)?;
     let said = service.annotations().get(TREATMENT_ANNOTATION)?;
-    serde_json::from_str(said).ok().filter(|_| label == HAPROXY)
+    let treatment: VipProfileSpec = serde_json::from_str(said).ok()?;
+    (label == HAPROXY && is_valid(&treatment)).then_some(treatment)
+}
+
+/// Whether a VipProfile can say this.
+fn is_valid(treatment: &VipProfileSpec) -> bool {
+    let within = |number: Option<u32>, most: u32| number.is_none_or(|number| (1..=most).contains(&number));
+    let limits = treatment.client_limits.unwrap_or_default();
+    let counts = [limits.connections, limits.per_client, limits.per_client_rate];
+    let ranges = &treatment.source_ranges;
+    let secret = treatment.ssl.as_ref().map(|ssl| ssl.secret.as_str());
+    within(treatment.affinity_seconds, MAX_SECONDS)
+        && within(treatment.idle_seconds, MAX_SECONDS)
+        && counts.into_iter().all(|count| within(count, MAX_CONNECTIONS))
+        && ranges.len() <= MAX_RANGES
+        && ranges.iter().all(|range| range.parse::<Cidr>().is_ok())
+        && secret.is_none_or(is_name)
+}
+
+/// Whether a text is the name of a Secret.
+fn is_name(text: &str) -> bool {
+    let is_usual = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    let ends = [bytes.first(), bytes.last()];
+    bytes.len() <= MAX_NAME
+        && ends.iter().all(|end| end.is_some_and(|end| is_usual(*end)))
+        && bytes.iter().all(|byte| is_usual(*byte) || b"-.".contains(byte))
 }
 
 /// Returns a driver.
@@ -112,5 +148,44 @@ impl Driver for Haproxy {
 
     fn has_fronts(&self) -> bool {
         false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn treatment(said: &Value) -> Option<VipProfileSpec> {
+        let service = json!({"metadata": {
+            "labels": {DRIVER_LABEL: HAPROXY}, "annotations": {TREATMENT_ANNOTATION: said.to_string()},
+        }});
+        treatment_of(&serde_json::from_value(service).unwrap())
+    }
+
+    #[test]
+    fn a_treatment_that_no_profile_can_say_counts_for_nothing() {
+        let valid = json!({
+            "sourceRanges": ["198.51.100.0/24", "2001:db8::/32"], "affinitySeconds": 86_400, "idleSeconds": 1,
+            "ssl": {"secret": "shop-tls.v2"}, "clientLimits": {"connections": 100_000, "perClient": 1},
+        });
+        assert!(treatment(&valid).is_some());
+        for wrong in [
+            json!({"sourceRanges": ["no range"]}),
+            json!({"sourceRanges": ["198.51.100.0/24\n    bind :22"]}),
+            json!({"sourceRanges": [" 198.51.100.0/24"]}),
+            json!({"sourceRanges": vec!["198.51.100.0/24"; 65]}),
+            json!({"affinitySeconds": 86_401}),
+            json!({"idleSeconds": 0}),
+            json!({"clientLimits": {"connections": 4_294_967_295_u32}}),
+            json!({"clientLimits": {"perClient": 0}}),
+            json!({"ssl": {"secret": ""}}),
+            json!({"ssl": {"secret": "../../blue/secrets/shop-tls"}}),
+            json!({"ssl": {"secret": "shop-tls?watch=true"}}),
+            json!({"ssl": {"secret": "a".repeat(254)}}),
+        ] {
+            assert_eq!(treatment(&wrong), None, "{wrong}");
+        }
     }
 }

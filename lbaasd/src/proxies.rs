@@ -19,7 +19,6 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::ResourceExt;
 use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{ObjectRef, Store};
-use thuban_api::cidr::Cidr;
 use thuban_api::proxies::{MAX_WEIGHT, Proxies, ProxiesWanted, Proxy, ProxyMember, ProxyPort, ProxyTls};
 use thuban_api::routes::LONGEST_ANSWER_SECONDS;
 use thuban_api::{PoolDriver, Vip, VipProfileSpec};
@@ -191,7 +190,6 @@ fn proxy(vip: &Vip, service: &Service, treatment: &VipProfileSpec, members: Vec<
             node_port: u16::try_from(node_port).ok()?,
         })
     };
-    let ranges = treatment.source_ranges.iter();
     Proxy {
         namespace: vip.namespace().unwrap_or_default(),
         name: vip.name_any(),
@@ -199,10 +197,7 @@ fn proxy(vip: &Vip, service: &Service, treatment: &VipProfileSpec, members: Vec<
         ports: ports.filter_map(port).collect(),
         tls: None,
         proxy_protocol: treatment.proxy_protocol,
-        source_ranges: ranges
-            .filter(|range| range.parse::<Cidr>().is_ok())
-            .cloned()
-            .collect(),
+        source_ranges: treatment.source_ranges.clone(),
         affinity_seconds: treatment.affinity_seconds,
         client_limits: treatment.client_limits.unwrap_or_default(),
         idle_seconds: treatment.idle_seconds,

@@ -48,7 +48,7 @@ fn a_proxy_does_what_was_accepted() {
     });
     let vip: Vip = serde_json::from_value(vip).unwrap();
     let service = service(&json!({
-        "sourceRanges": ["198.51.100.0/24", "no range"], "affinitySeconds": 60, "proxyProtocol": "V2",
+        "sourceRanges": ["198.51.100.0/24"], "affinitySeconds": 60, "proxyProtocol": "V2",
         "clientLimits": {"perClient": 9}, "idleSeconds": 30,
     }));
     let made = proxy(&vip, &service, &treatment_of(&service).unwrap(), Vec::new());
