@@ -1,7 +1,8 @@
 //! What HAProxy on the nodes serves: computed by one task from what was accepted, and told to each node that asks.
 //!
 //! Everything follows from a Vip, the Service that lbaasd made for it, the EndpointSlices of that Service, and the
-//! Nodes. While a certificate is not known that nodes may have, nothing is told: nodes keep what they have.
+//! Nodes. A process that has just started tells nothing while it has not read all certificates: nodes keep what they
+//! have. Later a certificate that is not read yet concerns its Vip alone, so that no tenant holds up the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -19,7 +20,7 @@ use k8s_openapi::api::discovery::v1::{Endpoint, EndpointSlice};
 use kube::ResourceExt;
 use kube::runtime::reflector::store::WriterDropped;
 use kube::runtime::reflector::{ObjectRef, Store};
-use thuban_api::proxies::{MAX_WEIGHT, Proxies, ProxiesWanted, Proxy, ProxyMember, ProxyPort, ProxyTls};
+use thuban_api::proxies::{MAX_WEIGHT, Pem, Proxies, ProxiesWanted, Proxy, ProxyMember, ProxyPort, ProxyTls};
 use thuban_api::routes::LONGEST_ANSWER_SECONDS;
 use thuban_api::{PoolDriver, Vip, VipProfileSpec};
 use tokio::sync::watch;
@@ -34,6 +35,8 @@ use crate::vip::ending::is_withdrawn;
 
 /// How often everything is computed anew, whatever was heard.
 const RECOMPUTE: Duration = Duration::from_secs(2);
+/// How long a process that has just started waits for all certificates.
+const FIRST_READ: Duration = Duration::from_mins(1);
 /// How long changes are gathered.
 const GATHERED: Duration = Duration::from_millis(100);
 /// The label of EndpointSlices with the name of their Service.
@@ -91,14 +94,18 @@ impl Sources {
 
     /// Reads the Secrets that Services name, again and again.
     pub async fn read_certificates(&self) {
-        self.certificates.follow(|| secrets(&self.services)).await;
+        self.certificates.follow(|| self.secrets()).await;
     }
 
     /// Computes the answers again and again.
     pub async fn follow(&self, latest: watch::Sender<Option<Arc<Proxies>>>) {
         let mut changes = self.changes.clone();
+        let begun = Instant::now();
         loop {
-            if let Ok(proxies) = self.proxies() {
+            let told = latest.borrow().clone();
+            let is_late = begun.elapsed() >= FIRST_READ;
+            let former = told.or_else(|| is_late.then(Arc::default));
+            if let Ok(proxies) = self.proxies(former.as_deref()) {
                 latest.send_if_modified(|known| {
                     let version = known.as_ref().map(|known| &known.version);
                     let is_new = version != Some(&proxies.version);
@@ -114,8 +121,9 @@ impl Sources {
         }
     }
 
-    /// Returns what HAProxy serves now.
-    fn proxies(&self) -> Result<Proxies, NotRead> {
+    /// Returns what HAProxy serves now. `former`: the last answer, of which a Vip keeps its certificate until its next
+    /// one is read. `None`: all certificates have to be read.
+    fn proxies(&self, former: Option<&Proxies>) -> Result<Proxies, NotRead> {
         let mut slices: BTreeMap<(String, String), Vec<Arc<EndpointSlice>>> = BTreeMap::new();
         for slice in self.slices.state() {
             if let Some(service) = slice.labels().get(SERVICE_LABEL) {
@@ -136,14 +144,20 @@ impl Sources {
             };
             let tls = match &treatment.ssl {
                 None => None,
-                // Without a certificate nobody is served in clear text.
-                Some(ssl) => match self.certificates.pem(&key.0, &ssl.secret)? {
-                    None => continue,
-                    Some(pem) => Some(ProxyTls {
+                Some(ssl) => {
+                    let pem = match self.certificates.pem(&key.0, &ssl.secret) {
+                        Ok(pem) => pem,
+                        Err(NotRead) => former_pem(former.ok_or(NotRead)?, &key),
+                    };
+                    // Without a certificate nobody is served in clear text.
+                    let Some(pem) = pem else {
+                        continue;
+                    };
+                    Some(ProxyTls {
                         pem,
                         min_version: ssl.min_version,
-                    }),
-                },
+                    })
+                }
             };
             let own = slices.get(&key).map(Vec::as_slice).unwrap_or_default();
             let proxy = proxy(&vip, &service, &treatment, members(&service, own, &nodes));
@@ -167,15 +181,24 @@ impl Sources {
         let service = self.services.get(&reference).filter(|_| is_served)?;
         is_made_for(&service, vip).then_some(service)
     }
+
+    /// Returns the Secrets of Vips that HAProxy serves. Anyone can write a Service that names a Secret, but each of
+    /// these Vips has an address of its own: so there are not many.
+    fn secrets(&self) -> BTreeSet<SecretKey> {
+        let secret = |vip: &Arc<Vip>| {
+            let service = self.service_of(vip)?;
+            let secret = treatment_of(&service)?.ssl?.secret;
+            Some((vip.namespace().unwrap_or_default(), secret))
+        };
+        self.vips.state().iter().filter_map(secret).collect()
+    }
 }
 
-/// Returns the Secrets that Services for HAProxy name.
-fn secrets(services: &Store<Service>) -> BTreeSet<SecretKey> {
-    let secret = |service: &Arc<Service>| {
-        let secret = treatment_of(service)?.ssl?.secret;
-        Some((service.namespace().unwrap_or_default(), secret))
-    };
-    services.state().iter().filter_map(secret).collect()
+/// Returns the certificate that a Vip had in an answer.
+fn former_pem(former: &Proxies, (namespace, name): &(String, String)) -> Option<Pem> {
+    let mut proxies = former.proxies.iter();
+    let found = proxies.find(|proxy| proxy.namespace == *namespace && proxy.name == *name)?;
+    found.tls.as_ref().map(|tls| tls.pem.clone())
 }
 
 /// Returns what HAProxy does for a Vip, without a certificate.
@@ -240,7 +263,9 @@ fn members(service: &Service, slices: &[Arc<EndpointSlice>], nodes: &[Arc<Node>]
         }
     }
     let member = |(node, weight): (&str, u16)| {
-        let known = nodes.iter().find(|known| known.name_any() == node)?;
+        let known = nodes
+            .iter()
+            .find(|known| known.metadata.name.as_deref() == Some(node))?;
         Some(ProxyMember {
             node: node.to_owned(),
             address: address_of(known, family == "IPv4")?,

@@ -2,11 +2,16 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::{Node, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::Client;
+use kube::client::Body;
+use kube::runtime::reflector::store;
+use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
-use thuban_api::proxies::ProxyPort;
-use thuban_api::{ProxyProtocol, Vip};
+use thuban_api::proxies::{Pem, Proxies, Proxy, ProxyPort, ProxyTls};
+use thuban_api::{ProxyProtocol, TlsVersion, Vip};
+use tokio::sync::watch;
 
-use super::{members, proxy};
+use super::{Certificates, NotRead, Sources, members, proxy};
 use crate::driver::treatment_of;
 
 fn service(treatment: &Value) -> Service {
@@ -62,6 +67,87 @@ fn a_proxy_does_what_was_accepted() {
     assert_eq!((made.affinity_seconds, made.idle_seconds), (Some(60), Some(30)));
     assert_eq!(made.proxy_protocol, Some(ProxyProtocol::V2));
     assert_eq!(made.client_limits.per_client, Some(9));
+}
+
+/// Returns a Vip that HAProxy serves, and the Service that lbaasd made for it.
+fn served(name: &str, treatment: &Value) -> (Vip, Service) {
+    let vip = json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Vip",
+        "metadata": {"name": name, "namespace": "red", "uid": name},
+        "spec": {"service": "web"}, "status": {"addresses": ["203.0.113.7"], "driver": "Haproxy"},
+    });
+    let owner = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "Vip", "name": name, "uid": name,
+        "controller": true});
+    let mut service = service(treatment);
+    service.metadata.name = Some(name.to_owned());
+    service.metadata.owner_references = Some(vec![serde_json::from_value(owner).unwrap()]);
+    (serde_json::from_value(vip).unwrap(), service)
+}
+
+/// Returns sources with these Vips. No Secret is read.
+fn sources(known: Vec<(Vip, Service)>) -> Sources {
+    let (vips, mut vip_writer) = store();
+    let (services, mut service_writer) = store();
+    for (vip, service) in known {
+        vip_writer.apply_watcher_event(&Event::Apply(vip));
+        service_writer.apply_watcher_event(&Event::Apply(service));
+    }
+    let silent = tower::service_fn(|_: http::Request<Body>| {
+        std::future::pending::<Result<http::Response<Body>, std::io::Error>>()
+    });
+    let changes = watch::Sender::new(0);
+    Sources {
+        vips,
+        services,
+        slices: store().0,
+        nodes: store().0,
+        certificates: Arc::new(Certificates::new(Client::new(silent, "default"), changes.clone())),
+        changes: changes.subscribe(),
+    }
+}
+
+#[tokio::test]
+async fn a_secret_that_is_not_read_concerns_its_vip_alone() {
+    let of_secret = json!({"ssl": {"secret": "shop-tls"}});
+    let sources = sources(vec![
+        served("clear", &json!({})),
+        served("first", &of_secret),
+        served("kept", &of_secret),
+    ]);
+    assert_eq!(sources.proxies(None), Err(NotRead), "nodes keep what they have");
+    let pem = Pem::try_from("-----BEGIN CERTIFICATE-----\n".to_owned()).unwrap();
+    let kept = Proxy {
+        namespace: "red".to_owned(),
+        name: "kept".to_owned(),
+        tls: Some(ProxyTls {
+            pem: pem.clone(),
+            min_version: TlsVersion::V13,
+        }),
+        ..Proxy::default()
+    };
+    let former = Proxies {
+        version: String::new(),
+        proxies: vec![kept],
+    };
+    let told = sources.proxies(Some(&former)).unwrap().proxies;
+    let has_pem = |proxy: &Proxy| proxy.tls.as_ref().map(|tls| tls.pem == pem);
+    let served: Vec<_> = told
+        .iter()
+        .map(|proxy| (proxy.name.as_str(), has_pem(proxy)))
+        .collect();
+    assert_eq!(served, [("clear", None), ("kept", Some(true))]);
+}
+
+#[tokio::test]
+async fn only_secrets_of_vips_with_addresses_are_read() {
+    let of_secret = json!({"ssl": {"secret": "shop-tls"}});
+    let (mut without, forged) = served("without", &of_secret);
+    without.status = None;
+    let sources = sources(vec![
+        (without, forged),
+        served("shop", &json!({"ssl": {"secret": "own"}})),
+    ]);
+    assert_eq!(sources.secrets(), [("red".to_owned(), "own".to_owned())].into());
 }
 
 #[test]
