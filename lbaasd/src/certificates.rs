@@ -29,6 +29,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How many Secrets are read at once.
 const AT_ONCE: usize = 8;
+/// Bytes of the largest certificate with its issuers and its key. One answer to a node has those of all Vips, and nodes
+/// keep them in memory.
+const LARGEST: usize = 32 << 10;
 /// The type of the Secrets.
 const TYPE: &str = "kubernetes.io/tls";
 
@@ -71,7 +74,8 @@ impl Problem {
             ),
             Self::Invalid => format!(
                 "Secret {secret} must be of type {TYPE}, and its tls.crt and tls.key must be a certificate and its \
-                 key"
+                 key, with {} KiB together at most",
+                LARGEST >> 10
             ),
             Self::Away => format!("Secret {secret} can't be read yet: the API server does not answer"),
         }
@@ -221,7 +225,8 @@ fn certificate(secret: &Secret) -> Option<Pem> {
     let data = secret.data.as_ref()?;
     let text = |key: &str| std::str::from_utf8(&data.get(key)?.0).ok();
     let (chain, key) = (text("tls.crt")?, text("tls.key")?);
-    let is_usable = secret.type_.as_deref() == Some(TYPE) && fit(chain, key);
+    let is_small = chain.len() + key.len() <= LARGEST;
+    let is_usable = secret.type_.as_deref() == Some(TYPE) && is_small && fit(chain, key);
     let pem = Pem::try_from(format!("{chain}\n{key}\n"));
     pem.ok().filter(|_| is_usable)
 }
@@ -281,6 +286,7 @@ mod tests {
             secret(TYPE, &chain, &other),
             secret(TYPE, "", &key),
             secret(TYPE, &chain, "none"),
+            secret(TYPE, &chain.repeat(100), &key),
             Secret::default(),
         ] {
             assert_eq!(certificate(&wrong), None);

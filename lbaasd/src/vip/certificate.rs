@@ -3,9 +3,9 @@
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{ConditionStatus, Vip, VipStatus};
+use thuban_api::{ConditionStatus, PoolDriver, Vip, VipStatus};
 
-use super::{Context, say};
+use super::{Context, driver_of, say};
 use crate::driver::treatment_of;
 
 /// The type of the condition.
@@ -16,6 +16,9 @@ type Said = (ConditionStatus, String, String);
 
 /// Returns what the condition of a Vip says; `None`: the Vip is to have none.
 pub fn said(vip: &Vip, context: &Context) -> Option<Said> {
+    if driver_of(vip, context) != PoolDriver::Haproxy {
+        return None;
+    }
     let namespace = vip.namespace().unwrap_or_default();
     let reference = ObjectRef::new(&vip.name_any()).within(&namespace);
     let service = context.services.get(&reference)?;
