@@ -24,9 +24,11 @@ const CLIENTS: &str = "100k";
 /// The seconds for which a client is remembered whose connections are counted.
 const COUNTED_SECONDS: u32 = 60;
 
-/// What all Vips have in common. A worker that has been replaced ends after a day at the latest.
+/// What all Vips have in common. A worker that has been replaced ends after a day at the latest, or after so many
+/// reloads: a tenant that causes one after the other must not fill the node's memory with workers.
 const HEAD: &str = "    fd-hard-limit 100000
     hard-stop-after 24h
+    mworker-max-reloads 50
     log stderr format raw daemon notice
     tune.ssl.default-dh-param 2048
 defaults

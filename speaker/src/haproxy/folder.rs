@@ -1,9 +1,9 @@
 //! The folder that HAProxy and the speaker share. It has keys of tenants, so it is in memory and root's alone.
 
 use std::collections::BTreeSet;
-use std::fs::{self, DirBuilder, OpenOptions};
+use std::fs::{self, DirBuilder, OpenOptions, Permissions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
@@ -25,13 +25,15 @@ pub enum FolderError {
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes what is missing of it.
+    /// Makes what is missing of it. Kubernetes lets every user write into a volume of its own: a worker that was taken
+    /// over could replace the configuration, which the master reads as root.
     pub fn new(path: PathBuf) -> Result<Self, FolderError> {
         let certificates = path.join(CERTIFICATES);
         let made = DirBuilder::new()
             .recursive(true)
             .mode(0o700)
-            .create(&certificates);
+            .create(&certificates)
+            .and_then(|()| fs::set_permissions(&path, Permissions::from_mode(0o700)));
         made.map_err(|source| FolderError::Make {
             path: certificates,
             source,
@@ -111,5 +113,25 @@ impl Folder {
     pub fn read_applied(&self) -> Option<Vec<Proxy>> {
         let content = fs::read(self.applied()).ok()?;
         serde_json::from_slice(&content).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn nobody_else_enters_the_folder() {
+        let path = std::env::temp_dir().join(format!("thuban-haproxy-folder-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o777)).unwrap();
+        let folder = Folder::new(path.clone()).unwrap();
+        folder.write(&folder.config(), b"global\n").unwrap();
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let modes = [&path, &path.join(CERTIFICATES), &folder.config()].map(|path| mode(path));
+        fs::remove_dir_all(&path).unwrap();
+        assert_eq!(modes, [0o700, 0o700, 0o600]);
     }
 }

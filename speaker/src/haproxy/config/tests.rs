@@ -134,6 +134,15 @@ fn a_text_has_its_own_digest() {
     );
 }
 
+#[test]
+fn former_workers_do_not_pile_up() {
+    let text = config(&[], Path::new("/run/haproxy")).text;
+    let global = &text[..text.find("\ndefaults\n").unwrap()];
+    for line in ["\n    hard-stop-after ", "\n    mworker-max-reloads "] {
+        assert!(global.contains(line), "{text}");
+    }
+}
+
 /// The group `netns` has HAProxy; a machine for unit tests may lack it.
 #[test]
 fn haproxy_takes_the_text_where_it_is_installed() {
