@@ -57,7 +57,7 @@ struct Applied {
     /// The Vips as they are in the text of the configuration.
     proxies: Vec<Proxy>,
     worker: Info,
-    /// What was changed since, by listener and member.
+    /// What members get, as far as it is known, by listener and member.
     members: BTreeMap<(String, String), MemberState>,
     /// Certificates, by their files.
     certificates: BTreeMap<PathBuf, Pem>,
@@ -201,9 +201,9 @@ impl Manager {
         let certificate = |proxy: &Proxy| Some((certificate_path(proxy, folder), proxy.tls.clone()?.pem));
         let certificates = proxies.iter().filter_map(certificate).collect();
         self.applied = Some(Applied {
+            members: configured(&proxies),
             proxies,
             worker,
-            members: BTreeMap::new(),
             certificates,
         });
         Ok(())
@@ -221,25 +221,31 @@ impl Manager {
         }
     }
 
-    /// Returns the Vips that HAProxy takes: all of them, or those that it takes alone.
+    /// Returns the Vips that HAProxy takes. It halves what HAProxy refuses: a tenant whose Vip is refused again and again
+    /// must not have every other Vip checked alone each time.
     async fn checked(&mut self, proxies: Vec<Proxy>) -> Result<Vec<Proxy>, ManagerError> {
-        if self.check(&proxies).await? {
-            return Ok(proxies);
-        }
-        if !self.check(&[]).await? {
-            return Err(ManagerError::Broken);
-        }
         let mut taken = Vec::new();
-        for proxy in proxies {
-            if self.check(std::slice::from_ref(&proxy)).await? {
-                taken.push(proxy);
-            } else {
+        // The next one is at the end.
+        let mut parts = vec![proxies];
+        let mut is_sound = false;
+        while let Some(mut part) = parts.pop() {
+            if self.check(&part).await? {
+                taken.append(&mut part);
+                continue;
+            }
+            if !is_sound && !self.check(&[]).await? {
+                return Err(ManagerError::Broken);
+            }
+            is_sound = true;
+            if let [proxy] = part.as_slice() {
                 let (namespace, name) = (&proxy.namespace, &proxy.name);
                 warn!(
                     namespace,
                     name, "HAProxy does not take this Vip: this node does not serve it"
                 );
-                self.refused.push(without_members(&proxy));
+                self.refused.push(without_members(proxy));
+            } else if part.len() > 1 {
+                parts.append(&mut halves(part));
             }
         }
         Ok(taken)
@@ -265,12 +271,14 @@ impl Manager {
         Ok(checked.status.success())
     }
 
-    /// Changes members and certificates of the worker. Returns whether that was enough.
+    /// Changes members and certificates of the worker. Returns whether that was enough. A certificate that the worker
+    /// does not take holds up no other Vip.
     async fn adjust(&mut self, wanted: &[Proxy]) -> Result<bool, ManagerError> {
         let (control, folder) = (&self.control, &self.folder);
         let Some(applied) = &mut self.applied else {
             return Ok(false);
         };
+        let mut is_enough = true;
         for (has, wanted) in applied.proxies.iter().zip(wanted) {
             if let Some(tls) = &wanted.tls {
                 let path = certificate_path(wanted, folder.path());
@@ -279,15 +287,16 @@ impl Manager {
                     if let Err(error) = set {
                         // A long chain of certificates exceeds HAProxy's buffer.
                         warn!(%error, "a certificate needs a reload");
-                        return Ok(false);
+                        is_enough = false;
+                    } else {
+                        folder.write(&path, tls.pem.text().as_bytes())?;
+                        info!(
+                            vip = wanted.name,
+                            namespace = wanted.namespace,
+                            "another certificate is set"
+                        );
+                        applied.certificates.insert(path, tls.pem.clone());
                     }
-                    folder.write(&path, tls.pem.text().as_bytes())?;
-                    info!(
-                        vip = wanted.name,
-                        namespace = wanted.namespace,
-                        "another certificate is set"
-                    );
-                    applied.certificates.insert(path, tls.pem.clone());
                 }
             }
             for member in &has.members {
@@ -301,8 +310,14 @@ impl Manager {
                 }
             }
         }
-        Ok(true)
+        Ok(is_enough)
     }
+}
+
+/// Returns both halves of two Vips or more, the second half first.
+fn halves(mut proxies: Vec<Proxy>) -> Vec<Vec<Proxy>> {
+    let second = proxies.split_off(proxies.len() / 2);
+    vec![second, proxies]
 }
 
 /// Whether a worker with the configuration for these Vips can't be brought to what is wanted.
@@ -332,6 +347,23 @@ fn without_members(proxy: &Proxy) -> Proxy {
         members: Vec::new(),
         ..proxy.clone()
     }
+}
+
+/// Returns what members get by the configuration, by listener and member.
+fn configured(proxies: &[Proxy]) -> BTreeMap<(String, String), MemberState> {
+    let of_port = |proxy: &Proxy, port| {
+        let listener = listener_name(proxy, port);
+        let state = |member: &ProxyMember| {
+            let key = (listener.clone(), member.node.clone());
+            (key, MemberState::Weight(member.weight))
+        };
+        proxy.members.iter().map(state).collect::<Vec<_>>()
+    };
+    let of_proxy = |proxy: &Proxy| {
+        let members = proxy.ports.iter().flat_map(|port| of_port(proxy, *port));
+        members.collect::<Vec<_>>()
+    };
+    proxies.iter().flat_map(of_proxy).collect()
 }
 
 /// Returns what a member of the configuration is to get.
@@ -411,6 +443,28 @@ mod tests {
             ..shop()
         };
         assert!(needs_reload(&has, &[idle]) && needs_reload(&has, &[other]));
+    }
+
+    #[test]
+    fn a_part_that_is_refused_is_halved_in_its_order() {
+        let named = |name: &str| Proxy {
+            name: name.to_owned(),
+            ..shop()
+        };
+        let [a, b, c] = ["a", "b", "c"].map(named);
+        let parts = halves(vec![a.clone(), b.clone(), c.clone()]);
+        assert_eq!(parts, [vec![b.clone(), c.clone()], vec![a]]);
+        assert_eq!(halves(vec![b.clone(), c.clone()]), [vec![c], vec![b]]);
+    }
+
+    #[test]
+    fn a_new_worker_has_the_weights_of_its_configuration() {
+        let listener = "red:shop:443".to_owned();
+        let expected = [("a.example", 1), ("b", 256)].map(|(node, weight)| {
+            let key = (listener.clone(), node.to_owned());
+            (key, MemberState::Weight(weight))
+        });
+        assert_eq!(configured(&[shop()]), expected.into());
     }
 
     #[test]
