@@ -21,7 +21,7 @@ use tracing::{info, warn};
 use super::config::{certificate_path, config, listener_name};
 use super::control::{Control, ControlError, Info, MemberState};
 use super::folder::{Folder, FolderError};
-use super::ports::{is_free, without_taken};
+use super::ports::{Reserved, is_free, without_taken};
 use crate::ledger::SharedLedger;
 
 /// How often HAProxy is looked at, if nothing is heard.
@@ -71,7 +71,9 @@ pub struct Manager {
     applied: Option<Applied>,
     /// Vips, without their members, that HAProxy does not take.
     refused: Vec<Proxy>,
-    /// Ports that other processes have, as they were told.
+    /// Ports that HAProxy leaves to other processes.
+    reserved: Reserved,
+    /// The same for each Vip, as they were told.
     taken: BTreeSet<(String, u16)>,
     reloaded: Option<Instant>,
     /// Whether it is told that something fails.
@@ -86,6 +88,7 @@ impl Manager {
             program,
             applied: None,
             refused: Vec::new(),
+            reserved: Reserved::default(),
             taken: BTreeSet::new(),
             reloaded: None,
             is_failing: false,
@@ -154,11 +157,13 @@ impl Manager {
             .retain(|refused| wanted.iter().any(|wanted| without_members(wanted) == *refused));
         let mut all_taken = BTreeSet::new();
         let mut usable = Vec::new();
+        let (reserved, now) = (&mut self.reserved, Instant::now());
         for proxy in wanted {
             if self.refused.contains(&without_members(proxy)) {
                 continue;
             }
-            let (proxy, taken) = without_taken(proxy.clone(), is_free);
+            let is_usable = |address, port| reserved.admits(port, is_free(address, port), now);
+            let (proxy, taken) = without_taken(proxy.clone(), is_usable);
             let vip = format!("{}/{}", proxy.namespace, proxy.name);
             all_taken.extend(taken.iter().map(|port| (vip.clone(), port.port)));
             usable.push(proxy);
@@ -166,7 +171,8 @@ impl Manager {
         for (vip, port) in all_taken.difference(&self.taken) {
             warn!(
                 vip,
-                port, "another process of the node has the port: HAProxy does not serve it here"
+                port,
+                "another process of the node has the port, or had it within an hour: HAProxy does not serve it here"
             );
         }
         self.taken = all_taken;
@@ -221,8 +227,8 @@ impl Manager {
         }
     }
 
-    /// Returns the Vips that HAProxy takes. It halves what HAProxy refuses: a tenant whose Vip is refused again and again
-    /// must not have every other Vip checked alone each time.
+    /// Returns the Vips that HAProxy takes. What HAProxy refuses is halved: a tenant whose Vip is refused again and
+    /// again must not have every other Vip checked alone each time.
     async fn checked(&mut self, proxies: Vec<Proxy>) -> Result<Vec<Proxy>, ManagerError> {
         let mut taken = Vec::new();
         // The next one is at the end.
