@@ -156,14 +156,15 @@ impl Ledger {
         }
     }
 
-    /// Returns the addresses that HAProxy serves and that the node announces, or may announce.
-    pub fn local_addresses(&self) -> BTreeSet<IpAddr> {
+    /// Returns the addresses that HAProxy serves and that the node announces, or may announce. `None`: HAProxy has not
+    /// been asked yet, so routes of a former speaker stay.
+    pub fn local_addresses(&self) -> Option<BTreeSet<IpAddr>> {
         let mut announced = self.state.report_granted(now());
         announced.extend(self.l2.iter().flat_map(|l2| l2.owned().report(now())));
-        let proxied = self.proxied.iter().flatten();
+        let proxied = self.proxied.as_ref()?.iter();
         let proxied: BTreeSet<IpAddr> = proxied.map(|(address, _)| *address).collect();
         let addresses = announced.iter().map(|announced| announced.address);
-        addresses.filter(|address| proxied.contains(address)).collect()
+        Some(addresses.filter(|address| proxied.contains(address)).collect())
     }
 
     /// Returns what transitd and HAProxy serve; `None`: one of them has not said it yet.
@@ -445,9 +446,10 @@ pub mod tests {
         let serves = ledger.reports().borrow().clone().unwrap().serves;
         let addresses: Vec<IpAddr> = serves.iter().map(|serving| serving.address).collect();
         assert_eq!(addresses, [ADDRESS, second]);
-        assert!(ledger.local_addresses().is_empty(), "lbaasd has not granted it");
+        let local = ledger.local_addresses();
+        assert_eq!(local, Some(BTreeSet::new()), "lbaasd has not granted it");
         ledger.proxied([(ADDRESS, "red/web".to_owned())].into());
-        assert_eq!(ledger.local_addresses(), [ADDRESS].into());
+        assert_eq!(ledger.local_addresses(), Some([ADDRESS].into()));
     }
 
     #[test]
@@ -458,6 +460,7 @@ pub mod tests {
         let served = Served { services, at: now() };
         ledger.served(served);
         assert!(ledger.state.serves().is_empty());
+        assert_eq!(ledger.local_addresses(), None, "routes stay as they are");
         ledger.proxied(BTreeSet::new());
         assert!(ledger.state.serves().contains(&ADDRESS));
     }

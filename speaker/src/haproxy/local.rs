@@ -117,7 +117,11 @@ pub async fn follow(ledger: SharedLedger) {
     let mut is_failing = false;
     loop {
         let wanted = ledger.lock().local_addresses();
-        match sync(&mut local, &wanted).await {
+        let synced = match &wanted {
+            Some(wanted) => sync(&mut local, wanted).await,
+            None => Ok(()),
+        };
+        match synced {
             Ok(()) => is_failing = false,
             Err(error) if !is_failing => {
                 is_failing = true;
