@@ -1,8 +1,8 @@
 //! Brings HAProxy to what lbaasd said.
 //!
-//! What a member gets and what a certificate is change in the worker. All else is a reload, and reloads are some
-//! seconds apart: each leaves a worker behind until its connections have ended. What HAProxy refuses is left out, so
-//! that no tenant keeps the others from what they want.
+//! What a member gets and what a certificate is change in the worker, also while a reload has to wait. All else is a
+//! reload, and reloads are some seconds apart: each leaves a worker behind until its connections have ended. What
+//! HAProxy refuses is left out, so that no tenant keeps the others from what they want.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -22,12 +22,11 @@ use super::config::{certificate_path, config, listener_name};
 use super::control::{Control, ControlError, Info, MemberState};
 use super::folder::{Folder, FolderError};
 use super::ports::{Reserved, is_free, without_taken};
+use super::reloads::Reloads;
 use crate::ledger::SharedLedger;
 
 /// How often HAProxy is looked at, if nothing is heard.
 const LOOK: Duration = Duration::from_secs(1);
-/// The shortest time between two reloads.
-const RELOAD_PAUSE: Duration = Duration::from_secs(3);
 /// How long a new worker may take to its first connection.
 const RELOAD_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long HAProxy may take to check a configuration.
@@ -75,7 +74,7 @@ pub struct Manager {
     reserved: Reserved,
     /// The same for each Vip, as they were told.
     taken: BTreeSet<(String, u16)>,
-    reloaded: Option<Instant>,
+    reloads: Reloads,
     /// Whether it is told that something fails.
     is_failing: bool,
 }
@@ -90,7 +89,7 @@ impl Manager {
             refused: Vec::new(),
             reserved: Reserved::default(),
             taken: BTreeSet::new(),
-            reloaded: None,
+            reloads: Reloads::default(),
             is_failing: false,
         }
     }
@@ -133,7 +132,8 @@ impl Manager {
         };
         let usable = self.usable(wanted);
         let is_near = |applied: &Applied| !needs_reload(&applied.proxies, &usable);
-        if self.applied.as_ref().is_some_and(is_near) && self.adjust(&usable).await? {
+        let is_near = self.applied.as_ref().is_some_and(is_near);
+        if self.adjust(&usable).await? && is_near {
             return Ok(());
         }
         self.reload(usable).await
@@ -181,14 +181,9 @@ impl Manager {
 
     /// Starts a worker with another configuration, which takes the new connections.
     async fn reload(&mut self, proxies: Vec<Proxy>) -> Result<(), ManagerError> {
-        let now = Instant::now();
-        if self
-            .reloaded
-            .is_some_and(|before| now.duration_since(before) < RELOAD_PAUSE)
-        {
+        if !self.reloads.begin(Instant::now()) {
             return Ok(());
         }
-        self.reloaded = Some(now);
         self.folder.write_certificates(&proxies)?;
         let proxies = self.checked(proxies).await?;
         let wanted = config(&proxies, self.folder.path());
@@ -277,15 +272,18 @@ impl Manager {
         Ok(checked.status.success())
     }
 
-    /// Changes members and certificates of the worker. Returns whether that was enough. A certificate that the worker
-    /// does not take holds up no other Vip.
+    /// Changes members and certificates of the Vips that need no reload. Returns whether the worker took all of that.
+    /// What it does not take holds up no other Vip.
     async fn adjust(&mut self, wanted: &[Proxy]) -> Result<bool, ManagerError> {
         let (control, folder) = (&self.control, &self.folder);
         let Some(applied) = &mut self.applied else {
             return Ok(false);
         };
         let mut is_enough = true;
-        for (has, wanted) in applied.proxies.iter().zip(wanted) {
+        for has in &applied.proxies {
+            let Some(wanted) = alike(has, wanted) else {
+                continue;
+            };
             if let Some(tls) = &wanted.tls {
                 let path = certificate_path(wanted, folder.path());
                 if applied.certificates.get(&path) != Some(&tls.pem) {
@@ -310,8 +308,17 @@ impl Manager {
                 for port in &has.ports {
                     let key = (listener_name(has, *port), member.node.clone());
                     if applied.members.get(&key) != Some(&state) {
-                        control.set_member(&key.0, &key.1, state).await?;
-                        applied.members.insert(key, state);
+                        let set = control.set_member(&key.0, &key.1, state).await;
+                        match set {
+                            Ok(()) => {
+                                applied.members.insert(key, state);
+                            }
+                            Err(error @ ControlError::Refused { .. }) => {
+                                warn!(%error, "a member needs a reload");
+                                is_enough = false;
+                            }
+                            Err(error) => return Err(error.into()),
+                        }
                     }
                 }
             }
@@ -336,6 +343,13 @@ fn needs_reload(has: &[Proxy], wanted: &[Proxy]) -> bool {
         shape(has) == shape(wanted) && wanted.members.iter().all(is_known)
     };
     has.len() != wanted.len() || !has.iter().zip(wanted).all(is_same)
+}
+
+/// Returns the Vip among the wanted ones, in their order, that a worker can be brought to without a reload.
+fn alike<'a>(has: &Proxy, wanted: &'a [Proxy]) -> Option<&'a Proxy> {
+    let order = |proxy: &Proxy| (&proxy.namespace, &proxy.name).cmp(&(&has.namespace, &has.name));
+    let found = wanted.get(wanted.binary_search_by(order).ok()?)?;
+    (shape(has) == shape(found)).then_some(found)
 }
 
 /// Returns a Vip without what changes in a worker. That it ends TLS does not.
@@ -433,6 +447,20 @@ mod tests {
         );
         wanted.members[0].address = "192.0.2.99".parse().unwrap();
         assert!(needs_reload(&has, &[wanted]), "a node with another address");
+    }
+
+    #[test]
+    fn a_vip_is_adjusted_while_another_one_waits_for_a_reload() {
+        let named = |name: &str| Proxy {
+            name: name.to_owned(),
+            ..shop()
+        };
+        let mut wanted = [named("a"), named("shop"), named("z")];
+        wanted[1].members.clear();
+        assert_eq!(alike(&shop(), &wanted), Some(&wanted[1]));
+        wanted[1].idle_seconds = Some(9);
+        assert_eq!(alike(&shop(), &wanted), None, "it needs a reload itself");
+        assert_eq!(alike(&named("gone"), &wanted), None);
     }
 
     #[test]

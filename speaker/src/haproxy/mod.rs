@@ -13,3 +13,4 @@ pub mod folder;
 pub mod local;
 pub mod manager;
 pub mod ports;
+pub mod reloads;
