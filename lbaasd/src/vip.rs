@@ -43,7 +43,7 @@ use crate::{derived, service};
 
 /// The finalizer of Vips.
 pub const FINALIZER: &str = "thuban.dev/vip";
-/// How soon a Vip is looked at again whose end waits, or when cidrd is away.
+/// How soon a Vip is looked at again whose end or certificate waits, or when cidrd is away.
 const LEASE_RETRY: Duration = Duration::from_secs(2);
 /// The longest time until a Vip that was refused something is looked at again.
 const ANSWERED_RETRY: Duration = Duration::from_secs(30);
@@ -387,10 +387,12 @@ pub async fn reconcile(vip: Arc<Vip>, context: Arc<Context>) -> Result<Action, V
         .await?;
     }
     context.begun.end(&uid);
+    let is_awaited = certificate::is_awaited(certificate.as_ref());
     let has_certificate = certificate.is_none_or(|said| said.0 == ConditionStatus::True);
     let is_accepted = accepted.0 == ConditionStatus::True && has_certificate;
     Ok(Action::requeue(match outcome {
         Outcome::Granted(_) if is_accepted => RENEW_EVERY,
+        Outcome::Granted(_) if is_awaited => LEASE_RETRY,
         Outcome::Granted(_) => ANSWERED_RETRY,
         Outcome::Refused(..) => refused_retry(&vip, now),
         Outcome::Away => LEASE_RETRY,

@@ -6,6 +6,7 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::{ConditionStatus, PoolDriver, Vip, VipStatus};
 
 use super::{Context, driver_of, say};
+use crate::certificates::Problem;
 use crate::driver::treatment_of;
 
 /// The type of the condition.
@@ -26,7 +27,7 @@ pub fn said(vip: &Vip, context: &Context) -> Option<Said> {
     let said = match context.certificates.state(&namespace, &secret) {
         None => (
             ConditionStatus::False,
-            "NotRead".to_owned(),
+            Problem::Away.reason().to_owned(),
             format!("Secret {secret} is not read yet"),
         ),
         Some(Ok(())) => (
@@ -43,6 +44,11 @@ pub fn said(vip: &Vip, context: &Context) -> Option<Said> {
     Some(said)
 }
 
+/// Whether the Secret is going to be read.
+pub fn is_awaited(said: Option<&Said>) -> bool {
+    said.is_some_and(|(_, reason, _)| reason == Problem::Away.reason())
+}
+
 /// Writes what the condition says. Returns whether it changed.
 pub fn tell(vip: &mut Vip, said: Option<Said>, now: Timestamp) -> bool {
     let generation = vip.metadata.generation;
@@ -55,4 +61,16 @@ pub fn tell(vip: &mut Vip, said: Option<Said>, now: Timestamp) -> bool {
             .retain(|condition| condition.kind != CERTIFICATE),
     }
     status.conditions != before
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_secret_that_is_not_read_is_awaited() {
+        let said = |reason: &str| (ConditionStatus::False, reason.to_owned(), String::new());
+        assert!(is_awaited(Some(&said("NotRead"))));
+        assert!(!is_awaited(Some(&said("SecretNotFound"))) && !is_awaited(None));
+    }
 }
