@@ -89,7 +89,8 @@ pub enum ProxyProtocol {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ClientLimits {
-    /// The most connections of all clients to one port, 1 to 100000. Further ones wait. Default: 10000.
+    /// The most connections of all clients to one port, 1 to 100000. Further ones wait. Default: 2000. All ports
+    /// of a Vip together have at most 10000 on each node.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 100_000))]
     pub connections: Option<u32>,

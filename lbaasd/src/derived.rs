@@ -17,6 +17,7 @@ use thuban_api::{
 };
 use tracing::info;
 
+use crate::driver::MAX_PORTS;
 use crate::objects::api_of;
 use crate::service::{MODE_ANNOTATION, is_made_for, maker};
 use crate::vip::{Context, Said, driver_of, is_private};
@@ -60,6 +61,11 @@ pub enum Refusal {
     NeedsHaproxy(&'static str),
     #[error("spec.ports: HAProxy takes TCP alone, and {0} is another protocol: list the TCP ports")]
     ProtocolNotServed(String),
+    #[error(
+        "spec.ports: HAProxy serves at most {MAX_PORTS} ports of a Vip, and it has {0}: list fewer, and make a Vip for \
+         the others"
+    )]
+    TooManyPorts(usize),
     #[error("the API server refuses Service {service} of this Vip: {message}")]
     ServiceRefused { service: String, message: String },
 }
@@ -77,6 +83,7 @@ impl Refusal {
             Self::SourceRangesNotServed => "SourceRangesNotServed",
             Self::NeedsHaproxy(_) => "NeedsHaproxy",
             Self::ProtocolNotServed(_) => "ProtocolNotServed",
+            Self::TooManyPorts(_) => "TooManyPorts",
             Self::ServiceRefused { .. } => "ServiceRefused",
         };
         (ConditionStatus::False, reason, self.to_string())

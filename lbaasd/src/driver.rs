@@ -13,6 +13,8 @@ use crate::derived::{Refusal, protocol_of};
 
 /// Annotation of a Vip's Service: what HAProxy does with clients, as a VipProfile says it.
 pub const TREATMENT_ANNOTATION: &str = "thuban.dev/haproxy";
+/// The most ports of a Vip that HAProxy serves: it checks each one at each member, and each one is a NodePort.
+pub const MAX_PORTS: usize = 16;
 /// The value of the label of Services and EndpointSlices for HAProxy.
 pub const HAPROXY: &str = "Haproxy";
 /// The limits of VipProfiles, as their CRD has them.
@@ -112,6 +114,9 @@ struct Haproxy;
 
 impl Driver for Haproxy {
     fn admit(&self, _: &VipProfileSpec, ports: &[ServicePort]) -> Result<(), Refusal> {
+        if ports.len() > MAX_PORTS {
+            return Err(Refusal::TooManyPorts(ports.len()));
+        }
         match ports.iter().find(|port| protocol_of(port) != "TCP") {
             Some(port) => Err(Refusal::ProtocolNotServed(format!(
                 "{}/{}",

@@ -19,8 +19,8 @@ where
     Api::namespaced(client.clone(), &object.namespace().unwrap_or_default())
 }
 
-/// Writes what `change` makes of an object's status. `change` returns whether it changed anything. Returns the object as
-/// it is then; `None` if another one has its name, or none.
+/// Writes what `change` makes of an object's status. `change` returns whether it changed anything. Returns the object
+/// as it is then; `None` if another one has its name, or none.
 ///
 /// The object as the caller knows it is often the latest one. So it is written first, under its version, and read only
 /// if that is refused or `change` does nothing to it. What is returned is always the API server's.

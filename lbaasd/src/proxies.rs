@@ -37,8 +37,8 @@ use crate::vip::ending::is_withdrawn;
 const RECOMPUTE: Duration = Duration::from_secs(2);
 /// How long a process that has just started waits for all certificates.
 const FIRST_READ: Duration = Duration::from_mins(1);
-/// How long changes are gathered.
-const GATHERED: Duration = Duration::from_millis(100);
+/// How long changes are gathered: an answer has all Vips, and goes to all nodes.
+const GATHERED: Duration = Duration::from_millis(500);
 /// The label of EndpointSlices with the name of their Service.
 const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 

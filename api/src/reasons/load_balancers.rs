@@ -46,6 +46,9 @@ super::reasons! {
     "ProtocolNotServed", "Vip":
         "HAProxy takes TCP alone, and the Vip has a port of another protocol"
         => "list the TCP ports in spec.ports, or name a pool with the driver Xdp";
+    "TooManyPorts", "Vip":
+        "HAProxy serves at most 16 ports of a Vip"
+        => "list fewer ports in spec.ports, and make another Vip for the others";
     "SecretNotFound", "Vip":
         "the namespace has no such Secret, so no connection gets a certificate"
         => "create the Secret of type kubernetes.io/tls";

@@ -1,8 +1,9 @@
-use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::api::core::v1::{Service, ServicePort};
 use serde_json::{Value, json};
 use thuban_api::{PoolDriver, Vip, VipProfileSpec};
 
 use super::{Found, Refusal, derive, keeps_addresses};
+use crate::driver;
 
 fn vip(spec: &Value) -> Vip {
     let mut vip = json!({
@@ -359,6 +360,18 @@ fn each_driver_refuses_what_it_does_not_serve() {
     let refusal = by_haproxy(&json!({}), None).unwrap_err().said();
     assert_eq!(refusal.1, "ProtocolNotServed");
     assert!(refusal.2.contains("443/UDP"), "{}", refusal.2);
+    let ports = |count: usize| -> Vec<_> {
+        let port = |number: usize| ServicePort {
+            port: i32::try_from(number).unwrap(),
+            ..ServicePort::default()
+        };
+        (1..=count).map(port).collect()
+    };
+    let haproxy = driver::of(PoolDriver::Haproxy);
+    let treatment = VipProfileSpec::default();
+    assert!(haproxy.admit(&treatment, &ports(16)).is_ok());
+    let refusal = haproxy.admit(&treatment, &ports(17)).unwrap_err().said();
+    assert_eq!(refusal.1, "TooManyPorts");
     for (profile, field) in [("tls", "ssl"), ("limits", "clientLimits")] {
         let (reason, message) = refused(&json!({"profiles": [profile]}), &web(), None);
         assert_eq!(reason, "NeedsHaproxy");

@@ -17,10 +17,12 @@ pub const CERTIFICATES: &str = "certs";
 const USER: u32 = 65_532;
 /// The seconds after which a connection is closed that carries nothing.
 const IDLE_SECONDS: u32 = 300;
-/// The most connections to a port.
-const CONNECTIONS: u32 = 10_000;
+/// The most connections to a port, unless a profile says otherwise.
+const CONNECTIONS: u32 = 2000;
+/// The most connections to all ports of a Vip, of some 50,000 that a node has for all Vips.
+const CONNECTIONS_OF_VIP: u32 = 10_000;
 /// How many clients of a port are remembered.
-const CLIENTS: &str = "100k";
+const CLIENTS: &str = "20k";
 /// The seconds for which a client is remembered whose connections are counted.
 const COUNTED_SECONDS: u32 = 60;
 
@@ -94,7 +96,9 @@ fn listener(text: &mut String, proxy: &Proxy, port: ProxyPort, folder: &Path) {
     }
     let idle = proxy.idle_seconds.unwrap_or(IDLE_SECONDS);
     let limits = &proxy.client_limits;
-    let connections = limits.connections.unwrap_or(CONNECTIONS);
+    let ports = u32::try_from(proxy.ports.len()).unwrap_or(u32::MAX).max(1);
+    let share = (CONNECTIONS_OF_VIP / ports).max(1);
+    let connections = limits.connections.unwrap_or(CONNECTIONS).min(share);
     let _ = writeln!(text, "    maxconn {connections}");
     let _ = writeln!(text, "    timeout client {idle}s\n    timeout server {idle}s");
     // A line may have only 64 words.

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rcgen::{CertificateParams, KeyPair};
+use rustls::client::Resumption;
 use rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use thuban_api::TlsVersion;
@@ -190,11 +191,13 @@ fn certificate() -> (ProxyTls, Arc<ClientConfig>) {
         .add(CertificateDer::from_pem_slice(certificate.as_bytes()).unwrap())
         .unwrap();
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let client = ClientConfig::builder_with_provider(provider)
+    let mut client = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .unwrap()
         .with_root_certificates(roots)
         .with_no_client_auth();
+    // A resumed session shows no certificate.
+    client.resumption = Resumption::disabled();
     let tls = ProxyTls {
         pem: Pem::try_from(format!("{certificate}{}", key.serialize_pem())).unwrap(),
         min_version: TlsVersion::V13,

@@ -61,13 +61,22 @@ fn a_port_leads_to_the_node_ports_of_members() {
     let expected = "listen red:shop:443
     bind 203.0.113.7:443 transparent
     bind [2001:db8::7]:443 transparent
-    maxconn 10000
+    maxconn 2000
     timeout client 300s
     timeout server 300s
     server a.example 192.0.2.1:31443 weight 1
     server b [2001:db8::2]:31443 weight 256
 ";
     assert_eq!(of(&shop()), expected);
+}
+
+#[test]
+fn a_vip_has_no_more_than_its_part_of_connections() {
+    let mut proxy = full();
+    proxy.client_limits.connections = Some(100_000);
+    assert!(of(&proxy).contains("    maxconn 10000\n"));
+    proxy.ports = vec![proxy.ports[0]; 16];
+    assert_eq!(of(&proxy).matches("    maxconn 625\n").count(), 16);
 }
 
 #[test]
@@ -81,7 +90,7 @@ fn all_that_a_profile_says_is_in_the_text() {
     acl admitted src 198.51.100.0/24
     acl admitted src 2001:db8:1::/48
     tcp-request connection reject if !admitted
-    stick-table type ipv6 size 100k expire 600s store conn_cur,conn_rate(1s)
+    stick-table type ipv6 size 20k expire 600s store conn_cur,conn_rate(1s)
     tcp-request connection track-sc0 src
     tcp-request connection reject if { sc0_conn_cur gt 9 }
     tcp-request connection reject if { sc0_conn_rate gt 5 }
