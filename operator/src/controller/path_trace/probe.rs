@@ -104,6 +104,9 @@ fn answer(plan: &ProbePlan, heard: &Heard, is_expected: bool) -> PathStep {
         ProbeAnswer::NoPod => not_sent(format!("{home} does not have the pod at this moment")),
         ProbeAnswer::TooOften => not_sent("the pod sent another probe within the last second"),
         ProbeAnswer::Busy => not_sent(format!("{home} has as many probes as it may have")),
+        ProbeAnswer::Failed if plan.port.is_none() => not_sent(
+            "the pod may not send pings: name a port, or turn on enable_unprivileged_icmp in containerd",
+        ),
         ProbeAnswer::Failed => not_sent("the pod's namespace did not let the packet be sent"),
         ProbeAnswer::Unspecified => not_sent(format!("{home} did not send it")),
     }
