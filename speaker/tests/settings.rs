@@ -8,7 +8,7 @@ fn the_documented_settings_are_in_the_help() {
     let output = Command::new(program).args(["run", "--help"]).output().unwrap();
     let help = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{help}");
-    let page = include_str!("../../docs/load-balancers.md");
+    let page = include_str!("../../docs/load-balancers/operations.md");
     for setting in ["THUBAN_SPEAKER_METRICS_PORT", "6090"] {
         assert!(
             help.contains(setting) && page.contains(setting),

@@ -110,7 +110,7 @@ fn wrong_command_lines_are_refused() {
 
 #[test]
 fn the_documented_examples_are_understood() {
-    let page = include_str!("../../../../docs/load-balancers.md");
+    let page = include_str!("../../../../docs/load-balancers/vips.md");
     let lines = page.lines().chain(super::EXAMPLES.lines());
     let examples = lines.filter_map(|line| line.trim().strip_prefix("lbaasctl "));
     let examples: Vec<String> = examples
