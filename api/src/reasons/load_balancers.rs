@@ -59,7 +59,7 @@ super::reasons! {
         "lbaasd has not read the Secret of a VipProfile's ssl yet"
         => "wait some seconds; if it stays, look at lbaasd's log and at the API server";
     "CertificateInvalid", "Vip":
-        "the Secret has another type than kubernetes.io/tls, tls.crt and tls.key don't fit together, or they exceed 32 KiB"
+        "the Secret has another type than kubernetes.io/tls, or its key and certificate don't fit or exceed 32 KiB"
         => "correct the Secret; until then nodes use the certificate that they have";
     "NoPool", "Vip":
         "no public IpPool admits the namespace and has a free address of each family"
