@@ -45,18 +45,30 @@ pub struct Router {
     folder: PathBuf,
     /// The password of its BGP sessions.
     password: Option<&'static str>,
+    /// The autonomous system of the nodes.
+    nodes_asn: u32,
 }
 
 impl Router {
     /// Joins a router to a cluster's underlay, and tells the nodes that the clients are behind it. With a password, the
     /// router accepts only sessions that have it.
     pub fn start(cluster: &Cluster, password: Option<&'static str>) -> Result<Self> {
+        Self::join(cluster, password, NODES_ASN)
+    }
+
+    /// Joins a router of the nodes' own autonomous system, [`ASN`]: nodes speak internal BGP with it.
+    pub fn start_internal(cluster: &Cluster) -> Result<Self> {
+        Self::join(cluster, None, ASN)
+    }
+
+    fn join(cluster: &Cluster, password: Option<&'static str>, nodes_asn: u32) -> Result<Self> {
         let folder = std::env::temp_dir().join(format!("thuban-router-{}", cluster.name()));
         let mut router = Self {
             cluster: cluster.clone(),
             daemons: Vec::new(),
             folder,
             password,
+            nodes_asn,
         };
         router.remove();
         router.connect().context("the router's links")?;
@@ -178,7 +190,8 @@ impl Router {
         let [first, second, third, _] = self.cluster.gateway().octets();
         let families = ["ipv4", "ipv6"].map(|family| {
             format!(
-                " address-family {family} unicast\n  neighbor NODES activate\n  maximum-paths 16\n exit-address-family\n"
+                " address-family {family} unicast\n  neighbor NODES activate\n  maximum-paths 16\n  \
+                 maximum-paths ibgp 16\n exit-address-family\n"
             )
         });
         let password = self
@@ -187,10 +200,11 @@ impl Router {
             .unwrap_or_default();
         format!(
             "frr defaults datacenter\nrouter bgp {ASN}\n bgp router-id {}\n no bgp ebgp-requires-policy\n \
-             no bgp default ipv4-unicast\n neighbor NODES peer-group\n neighbor NODES remote-as {NODES_ASN}\n \
+             no bgp default ipv4-unicast\n neighbor NODES peer-group\n neighbor NODES remote-as {}\n \
              neighbor NODES timers 1 3\n neighbor NODES bfd\n{password} \
              bgp listen range {first}.{second}.{third}.0/24 peer-group NODES\n{}",
             self.address(),
+            self.nodes_asn,
             families.concat()
         )
     }
@@ -220,6 +234,12 @@ impl Router {
     /// Runs `work` on a thread of its own at the client.
     pub fn at_client<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let namespace = File::open(self.client_path()).context("the client's namespace")?;
+        inside(namespace, work)
+    }
+
+    /// Runs `work` on a thread of its own at the router.
+    pub fn at_router<T: Send>(&self, work: impl FnOnce() -> Result<T> + Send) -> Result<T> {
+        let namespace = File::open(self.path()).context("the router's namespace")?;
         inside(namespace, work)
     }
 

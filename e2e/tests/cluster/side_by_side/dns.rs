@@ -17,7 +17,8 @@ const SOON: Duration = Duration::from_secs(30);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(4);
 const DNS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(10, 96, 0, 10)), 53);
 const MANIFEST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/dns/coredns.yaml");
-const NXDOMAIN: u8 = 3;
+/// The response code of names that do not exist.
+pub const NXDOMAIN: u8 = 3;
 
 /// CoreDNS, which runs until this is dropped.
 struct CoreDns<'a>(&'a Cluster);
@@ -86,17 +87,21 @@ fn read(answer: &[u8], asked: usize) -> Result<(u8, Vec<Ipv4Addr>)> {
     Ok((answer[3] & 15, addresses))
 }
 
-fn asks(pod: &Pod, name: &str, patience: Duration) -> Result<(u8, Vec<Ipv4Addr>)> {
+/// Asks a server for a name's IPv4 addresses, from the network namespace of the calling thread. Returns the response
+/// code, too.
+pub fn ask(server: SocketAddr, name: &str, patience: Duration) -> Result<(u8, Vec<Ipv4Addr>)> {
     let query = query(name);
-    pod.inside(move || {
-        let socket = UdpSocket::bind("0.0.0.0:0")?;
-        socket.set_read_timeout(Some(patience))?;
-        socket.connect(DNS)?;
-        socket.send(&query)?;
-        let mut answer = [0; 4096];
-        let length = uninterrupted(|| socket.recv(&mut answer))?;
-        read(&answer[..length], query.len())
-    })
+    let socket = UdpSocket::bind("0.0.0.0:0")?;
+    socket.set_read_timeout(Some(patience))?;
+    socket.connect(server)?;
+    socket.send(&query)?;
+    let mut answer = [0; 4096];
+    let length = uninterrupted(|| socket.recv(&mut answer))?;
+    read(&answer[..length], query.len())
+}
+
+fn asks(pod: &Pod, name: &str, patience: Duration) -> Result<(u8, Vec<Ipv4Addr>)> {
+    pod.inside(|| ask(DNS, name, patience))
 }
 
 fn asks_by_tcp(pod: &Pod, name: &str) -> Result<(u8, Vec<Ipv4Addr>)> {

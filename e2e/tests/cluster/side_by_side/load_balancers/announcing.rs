@@ -83,7 +83,7 @@ pub fn wait_for_next_hops(cluster: &Cluster, router: &Router, address: IpAddr, c
             Ok(last.len() == count)
         })
         .with_context(|| {
-            let vip = vip(cluster).unwrap_or_default();
+            let vips = get(cluster, &["vip", "-n", TENANT]).unwrap_or_default();
             let logs = cluster.kubectl(&[
                 "logs",
                 "-n",
@@ -94,7 +94,7 @@ pub fn wait_for_next_hops(cluster: &Cluster, router: &Router, address: IpAddr, c
                 "--tail=20",
             ]);
             format!(
-                "{last:?}; {vip:#}; {}; {}",
+                "{last:?}; {vips:#}; {}; {}",
                 logs.unwrap_or_default(),
                 router.log()
             )

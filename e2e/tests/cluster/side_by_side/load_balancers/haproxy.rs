@@ -1,7 +1,7 @@
 //! HAProxy ends TLS for a Vip: a client outside sees the certificate that the tenant lets lbaasd read, and the next
 //! one.
 
-use std::fs::{self, File};
+use std::fs;
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,15 +10,15 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 use thuban_cluster::command::output;
-use thuban_cluster::namespace::inside;
 use thuban_cluster::router::Router;
 
-use super::{Installed, Made, Parts, SOON, SYSTEM, TENANT, pool, wait_for_processes};
-use crate::support::{PORT, apply, condition, get, netexec_manifest, running};
+use super::{Installed, Made, Parts, SOON, SYSTEM, TENANT, pool, wait_for_processes, wait_for_reason};
+use crate::support::{PORT, apply, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
 const PATCH: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../install/optional/haproxy.yaml");
 const NAME: &str = "proxied";
+const VIP: [&str; 4] = ["vip", "-n", TENANT, NAME];
 /// The name that the certificates are for.
 const HOST: &str = "shop.example";
 /// The last byte of the first address of the pool, which no node has.
@@ -97,26 +97,15 @@ fn objects(node: &str) -> [Value; 4] {
 
 /// Returns the Vip's address.
 fn address(cluster: &Cluster) -> Result<String> {
-    let vip = get(cluster, &["vip", "-n", TENANT, NAME])?;
+    let vip = get(cluster, &VIP)?;
     let address = vip["status"]["addresses"][0].as_str();
     address.map(str::to_owned).context("an address")
 }
 
-fn wait_for_reason(cluster: &Cluster, kind: &str, reason: &str) -> Result<()> {
-    let mut last = Value::Null;
-    cluster
-        .wait_for(&format!("the reason {reason} of {kind}"), SOON, || {
-            last = get(cluster, &["vip", "-n", TENANT, NAME])?;
-            Ok(condition(&last, kind).is_some_and(|condition| condition["reason"] == reason))
-        })
-        .with_context(|| format!("{last:#}"))
-}
-
 /// Has a host on the nodes' link ask, which believes this certificate alone. Returns the name of the pod that answers.
 fn ask(router: &Router, address: &str, certificate: &Certificate) -> Result<String> {
-    let namespace = File::open(router.path()).context("the client's namespace")?;
     let (chain, place) = (certificate.chain(), format!("{HOST}:443:{address}"));
-    inside(namespace, move || {
+    router.at_router(move || {
         output(
             Command::new("curl")
                 .args(["-sS", "--max-time", "5", "--resolve", &place, "--cacert"])
@@ -181,9 +170,9 @@ fn haproxy_ends_tls_by_the_tenants_certificate() -> Result<()> {
     apply(cluster, &objects(&nodes[0]))?;
     apply(cluster, &[certificate.secret()?])?;
     running(cluster, TENANT, NAME)?;
-    wait_for_reason(cluster, "CertificateReady", "SecretUnreadable")?;
+    wait_for_reason(cluster, &VIP, "CertificateReady", "SecretUnreadable")?;
     let_read(cluster)?;
-    wait_for_reason(cluster, "Ready", "Ready")?;
+    wait_for_reason(cluster, &VIP, "Ready", "Ready")?;
     let address = address(cluster)?;
     let service = get(cluster, &["service", "-n", TENANT, NAME])?;
     assert_eq!(service["status"]["loadBalancer"]["ingress"][0]["ipMode"], "Proxy");

@@ -2,7 +2,6 @@
 //! is silent.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +10,6 @@ use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 use thuban_cluster::command::output;
-use thuban_cluster::namespace::inside;
 use thuban_cluster::router::Router;
 
 use super::{Installed, Made, Parts, SOON, TENANT, pool, wait_for_address, wait_for_processes};
@@ -53,8 +51,7 @@ struct Neighbour<'a>(&'a Router);
 
 impl Neighbour<'_> {
     fn ask(&self, server: SocketAddr) -> Result<String> {
-        let namespace = File::open(self.0.path()).context("the neighbour's namespace")?;
-        inside(namespace, || http_hostname_at(server, REACHED))
+        self.0.at_router(|| http_hostname_at(server, REACHED))
     }
 
     fn ip(&self, arguments: &[&str]) -> Result<String> {

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::scrape::{addresses_of, ask, assert_well_formed};
-use crate::support::{delete, get};
+use crate::support::{condition, delete, get};
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../install/load-balancers");
 /// What processes make in the namespace of Thuban.
@@ -63,7 +63,14 @@ impl<'a> Installed<'a> {
         for file in files {
             cluster.kubectl(&["apply", "-f", &format!("{MANIFESTS}/{file}")])?;
         }
-        for kind in ["ippools", "ipleases", "vips", "vipprofiles", "bgppeers"] {
+        for kind in [
+            "ippools",
+            "ipleases",
+            "vips",
+            "vipprofiles",
+            "bgppeers",
+            "dnszones",
+        ] {
             let crd = format!("crd/{kind}.thuban.dev");
             cluster.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"])?;
         }
@@ -127,6 +134,17 @@ fn wait_for_address(cluster: &Cluster, service: &str) -> Result<IpAddr> {
         Ok(address.is_some())
     })?;
     address.context("an address")
+}
+
+/// Waits until a condition of an object has a reason. `object`: the object as words of `kubectl get`.
+fn wait_for_reason(cluster: &Cluster, object: &[&str], kind: &str, reason: &str) -> Result<()> {
+    let mut last = Value::Null;
+    cluster
+        .wait_for(&format!("the reason {reason} of {kind}"), SOON, || {
+            last = get(cluster, object)?;
+            Ok(condition(&last, kind).is_some_and(|condition| condition["reason"] == reason))
+        })
+        .with_context(|| format!("{last:#}"))
 }
 
 /// Asserts that each process that runs has a page of metrics to which Prometheus' own tool has no objection.
