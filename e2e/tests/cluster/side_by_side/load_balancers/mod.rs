@@ -6,6 +6,8 @@ mod fronts;
 mod haproxy;
 mod leases;
 mod link;
+mod routed;
+mod tunnel;
 mod vips;
 
 use std::net::{IpAddr, SocketAddr};
