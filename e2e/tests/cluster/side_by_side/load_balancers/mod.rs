@@ -4,6 +4,7 @@
 mod announcing;
 mod fronts;
 mod haproxy;
+mod internal_bgp;
 mod leases;
 mod link;
 mod routed;
