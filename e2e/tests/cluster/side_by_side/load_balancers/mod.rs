@@ -7,6 +7,8 @@ mod haproxy;
 mod internal_bgp;
 mod leases;
 mod link;
+mod name_server;
+mod names;
 mod routed;
 mod tunnel;
 mod vips;
