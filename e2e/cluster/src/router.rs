@@ -119,13 +119,16 @@ impl Router {
     fn connect(&self) -> Result<()> {
         let (router, client, link) = (self.namespace(), self.client_namespace(), self.link());
         let address = self.address().to_string();
+        // Nodes know a router of before by the same MAC.
+        let [a, b, c, d] = self.address().octets();
+        let mac = format!("02:00:{a:02x}:{b:02x}:{c:02x}:{d:02x}");
         let ip = |arguments: &str| run("ip", &arguments.split(' ').collect::<Vec<_>>()).map(drop);
         for namespace in [&router, &client] {
             ip(&format!("netns add {namespace}"))?;
             ip(&format!("-n {namespace} link set lo up"))?;
         }
         ip(&format!(
-            "link add {link} type veth peer name eth0 netns {router}"
+            "link add {link} type veth peer name eth0 address {mac} netns {router}"
         ))?;
         ip(&format!("link set {link} master {} up", self.cluster.bridge()))?;
         ip(&format!("-n {router} addr add {address}/24 dev eth0"))?;
