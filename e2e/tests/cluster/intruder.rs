@@ -1,12 +1,19 @@
 //! An underlay host that is no droplet: a namespace on the cluster's bridge, removed when dropped.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use thuban_cluster::Cluster;
 use thuban_cluster::command::run;
 use thuban_cluster::namespace::inside;
+use thuban_cluster::wait::wait_for;
+
+const LINK_TIMEOUT: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(10);
+/// `BR_STATE_FORWARDING` of linux/if_bridge.h.
+const FORWARDING: &str = "3";
 
 pub struct Intruder {
     name: String,
@@ -42,6 +49,11 @@ impl Intruder {
         ip(&["-n", name, "addr", "add", &address, "dev", "eth0"])?;
         ip(&["-n", name, "link", "set", "eth0", "up"])?;
         ip(&["-n", name, "link", "set", "lo", "up"])?;
+        // The kernel may notice only after a second that the link works, and the bridge passes nothing until then.
+        let state = format!("/sys/class/net/{link}/brport/state");
+        wait_for("the intruder's link", LINK_TIMEOUT, PAUSE, || {
+            Ok(fs::read_to_string(&state)?.trim() == FORWARDING)
+        })?;
         Ok(intruder)
     }
 
