@@ -376,7 +376,7 @@ fn entries(addresses: &[String], driver: &dyn Driver) -> Vec<LoadBalancerIngress
     addresses.iter().map(entry).collect()
 }
 
-/// Returns the mode if a Service's addresses are to be fronts.
+/// Returns the mode of a Service's fronts, if its addresses are to be fronts and the driver has any.
 fn mode<'a>(service: &'a Service, ingress: &[LoadBalancerIngress], driver: &dyn Driver) -> Option<&'a str> {
     wanted_front(service, !ingress.is_empty()).filter(|_| driver.has_fronts())
 }
@@ -425,7 +425,7 @@ async fn tell(
     .map(drop)
 }
 
-/// Returns the mode if a Service's addresses are to be fronts.
+/// Returns the mode of fronts that a Service asks for, if it has addresses.
 fn wanted_front(service: &Service, has_addresses: bool) -> Option<&str> {
     let mode = service.annotations().get(MODE_ANNOTATION);
     let mode = mode.map_or(DSR, String::as_str);

@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use cidrd::client::Grant;
+use cidrd::http::Lease as IpLease;
 use http::{Method, Request, Response};
 use k8s_openapi::api::coordination::v1::Lease;
 use kube::client::Body;
@@ -13,7 +16,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use thuban_api::Vip;
-use tokio::time::sleep;
+use thuban_api::ip_lease::LeaseState;
+use tokio::time::{Instant, sleep};
 
 /// What it does with requests for Leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -24,6 +28,23 @@ pub enum Fault {
     Error,
     /// It never answers.
     Hang,
+}
+
+/// Returns what cidrd leased to a Vip of the namespace `red`.
+pub fn granted(uid: String, pool: &str, address: IpAddr) -> Grant {
+    let lease = IpLease {
+        namespace: "red".into(),
+        name: uid.clone(),
+        uid,
+        pool: pool.to_owned(),
+        vpc: String::new(),
+        address,
+        state: LeaseState::Held,
+        grant: String::new(),
+        lease_seconds: 86_400,
+        quarantine_seconds: 1,
+    };
+    Grant::new(lease, Instant::now())
 }
 
 type Answer = Result<Response<Body>, Box<dyn std::error::Error + Send + Sync>>;

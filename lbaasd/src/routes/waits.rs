@@ -1,13 +1,11 @@
 //! For what an answer to a node waits, and for what it does not.
 
 use cidrd::client::Grant;
-use cidrd::http::Lease;
 use kube::runtime::reflector::store;
 use kube::runtime::watcher::Event;
 use serde_json::json;
-use thuban_api::ip_lease::LeaseState;
 
-use super::played::Played;
+use super::played::{Played, granted};
 use super::*;
 
 /// A Vip, by the last byte of its address.
@@ -32,19 +30,7 @@ fn vip(number: u8, announcers: &[&str]) -> Vip {
 }
 
 fn grant(number: u8) -> Grant {
-    let lease = Lease {
-        uid: uid(number),
-        namespace: "red".into(),
-        name: uid(number),
-        pool: "public".into(),
-        vpc: String::new(),
-        address: address(number),
-        state: LeaseState::Held,
-        grant: String::new(),
-        lease_seconds: 86_400,
-        quarantine_seconds: 1,
-    };
-    Grant::new(lease, Instant::now())
+    granted(uid(number), "public", address(number))
 }
 
 /// Returns the part of an lbaasd that nodes ask. It knows of no lease yet.

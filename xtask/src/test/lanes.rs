@@ -18,8 +18,6 @@ use super::{
 
 /// How many files of a lane run side by side.
 const AT_ONCE: usize = 4;
-/// The file that takes longer than any other. It begins first, so that nothing waits for it alone.
-const LONGEST: &str = "load_balancers";
 
 /// Tests that disturb each other in the same way.
 #[derive(Clone, Copy, Debug)]
@@ -87,10 +85,7 @@ pub fn run(binary: &Binary, share: &Share) -> Result<(Sum, Times)> {
         } else {
             BTreeSet::from([format!("{}::", lane.name)])
         };
-        let (first, others): (Vec<_>, Vec<_>) =
-            filters.into_iter().partition(|filter| part(filter, 1) == LONGEST);
-        let filters = first.into_iter().chain(others).collect();
-        let (more, took) = run_files(binary, share.cluster, filters);
+        let (more, took) = run_files(binary, share.cluster, filters.into_iter().collect());
         sum.add(more);
         times.merge(took);
     }

@@ -3,13 +3,11 @@
 use std::sync::Mutex;
 
 use cidrd::client::Grant;
-use cidrd::http::Lease;
 use k8s_openapi::api::coordination::v1::Lease as NodeLease;
 use kube::api::ObjectMeta;
 use kube::runtime::reflector::store;
 use kube::runtime::watcher::Event;
 use serde_json::json;
-use thuban_api::ip_lease::LeaseState;
 use thuban_api::routes::{Announced, Serving};
 use tokio::sync::{Semaphore, watch};
 
@@ -17,7 +15,7 @@ use super::*;
 use crate::events::Warnings;
 use crate::leases::Leases;
 use crate::routes::l2::{NAMESPACE, NodeLeases};
-use crate::routes::played::{Fault, Played};
+use crate::routes::played::{Fault, Played, granted};
 
 /// How many Vips node-a has, and how many there are. The others are those of node-b, which is silent.
 const OWN: u16 = 20;
@@ -55,19 +53,7 @@ fn node_lease(node: &str, expired: u64) -> NodeLease {
 
 /// Returns what cidrd leased to a Vip.
 fn grant(number: u16) -> Grant {
-    let lease = Lease {
-        uid: uid(number),
-        namespace: "red".into(),
-        name: uid(number),
-        pool: "office".into(),
-        vpc: String::new(),
-        address: address(number),
-        state: LeaseState::Held,
-        grant: String::new(),
-        lease_seconds: 86_400,
-        quarantine_seconds: 1,
-    };
-    Grant::new(lease, Instant::now())
+    granted(uid(number), "office", address(number))
 }
 
 /// Returns the part of an lbaasd that nodes ask. Its watches hear nothing any more.
