@@ -20,5 +20,7 @@ pub mod vip;
 
 /// The class of the Services that get a Vip.
 pub const CLASS: &str = "thuban.dev/vip";
+/// The label of EndpointSlices with the name of their Service.
+pub const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 /// The ConfigMap with the CAs that verify it, as `ca.crt`.
 pub const CA_CONFIG_MAP: &str = "thuban-lbaasd-ca";

@@ -26,6 +26,7 @@ use thuban_api::{PoolDriver, Vip, VipProfileSpec};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::SERVICE_LABEL;
 use crate::certificates::{Certificates, NotRead, SecretKey};
 use crate::derived::protocol_of;
 use crate::driver::treatment_of;
@@ -39,8 +40,6 @@ const RECOMPUTE: Duration = Duration::from_secs(2);
 const FIRST_READ: Duration = Duration::from_mins(1);
 /// How long changes are gathered: an answer has all Vips, and goes to all nodes.
 const GATHERED: Duration = Duration::from_millis(500);
-/// The label of EndpointSlices with the name of their Service.
-const SERVICE_LABEL: &str = "kubernetes.io/service-name";
 
 /// What the answers follow from.
 pub struct Sources {

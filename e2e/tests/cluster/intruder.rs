@@ -30,7 +30,8 @@ impl Intruder {
     /// Makes a host at the first address that no other test has, in whatever process that test is.
     pub fn new(cluster: &Cluster) -> Result<Self> {
         let octets = cluster.gateway().octets();
-        let mut numbers = 200..250;
+        // Those below are of pools of load balancers.
+        let mut numbers = 224..250;
         let intruder = loop {
             let number = numbers.next().context("every address of an intruder is taken")?;
             let name = format!("{}-x{number}", cluster.name());

@@ -14,9 +14,7 @@ use thuban_api::{ConditionStatus, Droplet, MemberState, Vip};
 
 use super::CtlError;
 use super::table::table;
-
-/// The label of EndpointSlices with the name of their Service.
-const SERVICE_LABEL: &str = "kubernetes.io/service-name";
+use crate::SERVICE_LABEL;
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]

@@ -12,7 +12,7 @@ use crate::support::{apply, delete, get};
 use crate::tenants::tenants;
 
 /// Kinds that are there only while load balancers are installed: `load_balancers` breaks their rules.
-const OF_LOAD_BALANCERS: [&str; 6] = [
+pub const OF_LOAD_BALANCERS: [&str; 6] = [
     "ippools",
     "ipleases",
     "vips",

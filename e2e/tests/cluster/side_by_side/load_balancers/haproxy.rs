@@ -2,7 +2,6 @@
 //! one.
 
 use std::fs;
-use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -12,7 +11,9 @@ use thuban_cluster::Cluster;
 use thuban_cluster::command::output;
 use thuban_cluster::router::Router;
 
-use super::{Installed, Made, Parts, SOON, SYSTEM, TENANT, pool, wait_for_processes, wait_for_reason};
+use super::{
+    Installed, Made, Parts, SOON, SYSTEM, TENANT, pool_on_link, wait_for_processes, wait_for_reason,
+};
 use crate::support::{PORT, apply, get, netexec_manifest, running};
 use crate::tenants::tenants;
 
@@ -153,18 +154,8 @@ fn haproxy_ends_tls_by_the_tenants_certificate() -> Result<()> {
         ],
     };
     wait_for_processes(cluster)?;
-    let [first, second, third, _] = cluster.gateway().octets();
-    let range = format!("{}/29", Ipv4Addr::new(first, second, third, FIRST));
-    let terms = [
-        (
-            "allowedNamespaces",
-            json!({"matchLabels": {"kubernetes.io/metadata.name": TENANT}}),
-        ),
-        ("announce", json!("L2")),
-        ("driver", json!("Haproxy")),
-        ("quarantineSeconds", json!(5)),
-    ];
-    apply(cluster, &[pool(NAME, &[&range], &terms)])?;
+    let driver = [("driver", json!("Haproxy"))];
+    apply(cluster, &[pool_on_link(cluster, NAME, FIRST, &driver)])?;
     let certificate = Certificate::new("first")?;
     let nodes = cluster.nodes()?;
     apply(cluster, &objects(&nodes[0]))?;

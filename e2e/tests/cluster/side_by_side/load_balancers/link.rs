@@ -2,7 +2,7 @@
 //! is silent.
 
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use thuban_cluster::Cluster;
 use thuban_cluster::command::output;
 use thuban_cluster::router::Router;
 
-use super::{Installed, Made, Parts, SOON, TENANT, pool, wait_for_address, wait_for_processes};
+use super::{Installed, Made, Parts, SOON, TENANT, pool_on_link, wait_for_address, wait_for_processes};
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
 use crate::tenants::tenants;
 
@@ -84,17 +84,7 @@ fn a_neighbour_finds_the_owner_of_an_address_of_l2() -> Result<()> {
         needed: &[&["ippool", NAME]],
     };
     wait_for_processes(cluster)?;
-    let [first, second, third, _] = cluster.gateway().octets();
-    let range = format!("{}/29", Ipv4Addr::new(first, second, third, FIRST));
-    let terms = [
-        (
-            "allowedNamespaces",
-            json!({"matchLabels": {"kubernetes.io/metadata.name": TENANT}}),
-        ),
-        ("announce", json!("L2")),
-        ("quarantineSeconds", json!(5)),
-    ];
-    apply(cluster, &[pool(NAME, &[&range], &terms)])?;
+    apply(cluster, &[pool_on_link(cluster, NAME, FIRST, &[])])?;
     let nodes = cluster.nodes()?;
     let mut made = objects(&nodes[0]);
     made[0]["metadata"]["annotations"] = json!({"thuban.dev/ip-pool": NAME});

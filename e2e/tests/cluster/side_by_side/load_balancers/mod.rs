@@ -13,13 +13,14 @@ mod routed;
 mod tunnel;
 mod vips;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
+use super::crd_validation::OF_LOAD_BALANCERS;
 use crate::scrape::{addresses_of, ask, assert_well_formed};
 use crate::support::{condition, delete, get};
 
@@ -68,14 +69,7 @@ impl<'a> Installed<'a> {
         for file in files {
             cluster.kubectl(&["apply", "-f", &format!("{MANIFESTS}/{file}")])?;
         }
-        for kind in [
-            "ippools",
-            "ipleases",
-            "vips",
-            "vipprofiles",
-            "bgppeers",
-            "dnszones",
-        ] {
+        for kind in OF_LOAD_BALANCERS {
             let crd = format!("crd/{kind}.thuban.dev");
             cluster.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"])?;
         }
@@ -173,4 +167,19 @@ fn pool(name: &str, cidrs: &[&str], more: &[(&str, Value)]) -> Value {
         spec[field] = value.clone();
     }
     json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "IpPool", "metadata": {"name": name}, "spec": spec})
+}
+
+/// Returns a pool of [`TENANT`], whose addresses rest for a short time.
+fn pool_of_tenant(name: &str, range: &str, more: &[(&str, Value)]) -> Value {
+    let tenant = json!({"matchLabels": {"kubernetes.io/metadata.name": TENANT}});
+    let terms = [("allowedNamespaces", tenant), ("quarantineSeconds", json!(5))];
+    pool(name, &[range], &[&terms[..], more].concat())
+}
+
+/// Returns one with eight addresses of the nodes' own subnet. The first one ends with this byte.
+fn pool_on_link(cluster: &Cluster, name: &str, first: u8, more: &[(&str, Value)]) -> Value {
+    let [one, two, three, _] = cluster.gateway().octets();
+    let range = format!("{}/29", Ipv4Addr::new(one, two, three, first));
+    let announce = [("announce", json!("L2"))];
+    pool_of_tenant(name, &range, &[&announce[..], more].concat())
 }

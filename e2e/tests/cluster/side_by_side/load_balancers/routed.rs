@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 use thuban_cluster::router::{ASN, Router};
 
-use super::{TENANT, pool};
+use super::{TENANT, pool_of_tenant};
 use crate::support::{PORT, netexec_manifest};
 
 /// Returns the metadata of an object of the tenant.
@@ -14,16 +14,9 @@ pub fn metadata(name: &str) -> Value {
 
 /// Returns a pool for the tenant, and the nodes' session with the router. `local_asn`: the nodes' autonomous system.
 pub fn pool_and_peer(name: &str, range: &str, router: &Router, local_asn: u32) -> [Value; 2] {
-    let terms = [
-        (
-            "allowedNamespaces",
-            json!({"matchLabels": {"kubernetes.io/metadata.name": TENANT}}),
-        ),
-        ("quarantineSeconds", json!(5)),
-    ];
     let peer = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "BgpPeer", "metadata": {"name": name}, "spec": {
         "address": router.address(), "asn": ASN, "localAsn": local_asn, "holdSeconds": 3}});
-    [pool(name, &[range], &terms), peer]
+    [pool_of_tenant(name, range, &[]), peer]
 }
 
 /// Returns a Service that gets an address of the pool, with these annotations besides.
