@@ -10,6 +10,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 "proto/cni.proto",
                 "proto/gobgp.proto",
                 "proto/inspect.proto",
+                "proto/observe.proto",
                 "proto/transit.proto",
             ],
             &["proto"],

@@ -3,6 +3,7 @@
 //! `cni`: the CNI plugin calls transitd over a Unix socket on the same node.
 //! `gobgp`: the speaker configures gobgpd over a Unix socket in their pod. The contract is that of gobgpd.
 //! `inspect`: verbs of transitd and the speaker ask the daemon over the same socket.
+//! `observe`: transitd dials thuban-observe and tells it of flows.
 //! `transit`: transitd dials the operator and holds one stream.
 //! Invariant: both sides of a contract are built from the same `.proto`; field numbers are never reused.
 
@@ -26,6 +27,12 @@ pub mod inspect {
     tonic::include_proto!("thuban.inspect.v1");
 }
 
+/// The contract between transitd and thuban-observe.
+#[allow(clippy::pedantic)]
+pub mod observe {
+    tonic::include_proto!("thuban.observe.v1");
+}
+
 /// The contract between transitd and the operator.
 #[allow(clippy::pedantic)]
 pub mod transit {
@@ -36,6 +43,10 @@ pub mod transit {
 pub const OPERATOR_TLS_NAME: &str = "thuban-operator";
 /// Audience of the projected ServiceAccount token with which a node proves itself to the operator.
 pub const OPERATOR_TOKEN_AUDIENCE: &str = "thuban-operator";
+/// The fixed name in thuban-observe's certificate, whatever address it is dialled at.
+pub const OBSERVE_TLS_NAME: &str = "thuban-observe";
+/// Audience of the tokens with which nodes and readers prove themselves to thuban-observe.
+pub const OBSERVE_TOKEN_AUDIENCE: &str = "thuban-observe";
 /// Version of the transit contract, sent in `Hello`. Operator and transitd work together when their versions are at
 /// most one apart: each ignores fields and messages that it doesn't know. The kinds of rows that a droplet understands
 /// are listed separately, in `Hello.row_kinds`. A droplet sends `Denials`, and drops in them, only to an operator that
