@@ -7,6 +7,7 @@
 )]
 
 pub mod counters;
+pub mod flow_events;
 pub mod host_stack;
 pub mod meter;
 pub mod packet;
