@@ -16,6 +16,6 @@ pub fn holdings(node: &str, vni: u64) -> [usize; 4] {
         lines("ip -o link show type veth | grep -c ': thb' || true"),
         cluster.rows(node, vni).unwrap(),
         lines("ls /var/lib/thuban/attachments | wc -l"),
-        lines("ls /sys/fs/bpf/thuban/layout_1/links | wc -l"),
+        lines("ls /sys/fs/bpf/thuban/layout_*/links | wc -l"),
     ]
 }

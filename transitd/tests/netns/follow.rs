@@ -81,7 +81,7 @@ fn refusal(rig: &Rig) -> String {
 }
 
 fn map(rig: &Rig, name: &str) -> MapData {
-    let maps = rig.directory.join("bpf/thuban/layout_1/maps");
+    let maps = rig.pins().join("maps");
     MapData::from_pin(maps.join(name)).unwrap()
 }
 

@@ -9,7 +9,7 @@ use crate::rig::{Rig, base_rows, eventually, local, mapped};
 use crate::tcp::connect;
 
 fn links(rig: &Rig) -> Vec<String> {
-    let entries = std::fs::read_dir(rig.directory.join("bpf/thuban/layout_1/links")).unwrap();
+    let entries = std::fs::read_dir(rig.pins().join("links")).unwrap();
     let mut names: Vec<String> = entries
         .map(|e| e.unwrap().file_name().into_string().unwrap())
         .collect();

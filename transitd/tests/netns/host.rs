@@ -161,7 +161,7 @@ fn connections_of_a_tenant_by_the_node_are_of_its_own_room() {
     let rig = rig();
     let _clients = serve(&pod(&rig, "p1"), Ipv4Addr::UNSPECIFIED, 8080, 1);
     share_with_tenant(&rig);
-    let path = rig.directory.join("bpf/thuban/layout_1/maps/SHARES");
+    let path = rig.pins().join("maps/SHARES");
     let shares = MapData::from_pin(path).unwrap();
     let mut shares: HashMap<_, EndpointKey, u32> = HashMap::try_from(Map::HashMap(shares)).unwrap();
     let of_node = |vni| EndpointKey {

@@ -50,7 +50,7 @@ fn broken(rig: &Rig, programs: &[&str]) -> std::path::PathBuf {
 /// Returns pinned links with the ids of the programs that they run and their own ids; and `agent_tc_<interface>` for
 /// each filter of an agent, with its interface's index as its own id.
 fn attached(rig: &Rig) -> Vec<(String, Value, Value)> {
-    let links = rig.directory.join("bpf/thuban/layout_1/links");
+    let links = rig.pins().join("links");
     let mut found: Vec<_> = std::fs::read_dir(&links)
         .unwrap()
         .map(|entry| {

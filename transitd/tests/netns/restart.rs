@@ -105,7 +105,7 @@ fn conflist_waits_for_first_snapshot_and_binary_does_not() {
 #[test]
 fn a_pinned_map_of_another_shape_is_refused_loudly() {
     let mut rig = Rig::prepare(base_rows());
-    let maps = rig.directory.join("bpf/thuban/layout_1/maps");
+    let maps = rig.pins().join("maps");
     std::fs::create_dir_all(&maps).unwrap();
     let made = Command::new("bpftool")
         .args(["map", "create", &maps.join("VPCS").display().to_string()])

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use hyper_util::rt::TokioIo;
 use serde_json::Value;
+use thuban_common::tables::LAYOUT_VERSION;
 use thuban_proto::cni::cni_client::CniClient;
 use thuban_proto::cni::{AddRequest, Attached, CniError, DelRequest, add_reply};
 use thuban_proto::transit::row::Row;
@@ -240,6 +241,11 @@ impl Rig {
             ))
             .await
         })
+    }
+
+    /// Returns the folder of the pins of this layout of maps.
+    pub fn pins(&self) -> PathBuf {
+        self.directory.join(format!("bpf/thuban/layout_{LAYOUT_VERSION}"))
     }
 
     /// Runs a command in the node's namespace.

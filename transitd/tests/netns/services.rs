@@ -267,7 +267,7 @@ fn large_services_delay_no_row_and_are_acked_when_written() {
 
 /// Returns the number of entries of CONNECTIONS that name 10.0.1.`last`.
 fn remembered(rig: &Rig, last: u8) -> usize {
-    let path = rig.directory.join("bpf/thuban/layout_1/maps/CONNECTIONS");
+    let path = rig.pins().join("maps/CONNECTIONS");
     let map = Map::HashMap(MapData::from_pin(path).unwrap());
     let flows: HashMap<_, ConnectionKey, ConnectionEntry> = HashMap::try_from(map).unwrap();
     let names = |key: &ConnectionKey| {

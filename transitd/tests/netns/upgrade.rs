@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use thuban_common::tables::LAYOUT_VERSION;
 use thuban_proto::transit::droplet_message::Message;
 use thuban_proto::transit::{
     BouncerRow, DropletRow, PolicyAction, PolicyRule, PolicySetRow, PolicyTier, row::Row,
@@ -16,6 +17,9 @@ use crate::flow::{Flow, Stream, datagrams, port};
 use crate::pressure::shrunk;
 use crate::rig::{Rig, base_rows, deny_all, eventually, judged, local, mapped};
 use crate::wire::Peer;
+
+/// The layout after this one.
+const NEXT: u32 = LAYOUT_VERSION + 1;
 
 /// Number of ends and starts of transitd; `THUBAN_SOAK_RESTARTS` sets another one.
 const ROUNDS: usize = 6;
@@ -74,16 +78,17 @@ fn rig(flags: &[&str]) -> Rig {
 /// Builds programs with maps of another shape, as in the next layout.
 fn next_layout(rig: &mut Rig) {
     rig.programs = shrunk(rig, "VPCS", 8192);
-    rig.flags.extend(["--layout".into(), "2".into()]);
+    rig.flags.extend(["--layout".into(), NEXT.to_string()]);
 }
 
-fn layouts(rig: &Rig) -> Vec<String> {
+fn layouts(rig: &Rig) -> Vec<u32> {
     let entries = std::fs::read_dir(rig.directory.join("bpf/thuban")).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+    let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut versions: Vec<u32> = names
+        .map(|name| name.strip_prefix("layout_").unwrap().parse().unwrap())
         .collect();
-    names.sort();
-    names
+    versions.sort_unstable();
+    versions
 }
 
 /// Waits until the next transitd serves.
@@ -200,7 +205,7 @@ fn restarts(flags: &[&str]) {
         let start = Instant::now();
         started(&mut rig);
         served.push(start.elapsed());
-        let layout = if new { "layout_1" } else { "layout_2" };
+        let layout = if new { LAYOUT_VERSION } else { NEXT };
         assert_eq!(layouts(&rig), [layout], "round {round}: {}", rig.log());
     }
     let (sent, lost, foreign) = traffic.stop();
@@ -222,7 +227,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     let mut rig = rig(&["--transit-hook", "xdp"]);
     let flags = rig.flags.clone();
     let traffic = Traffic::start(&rig);
-    let (before, names) = (agents(&rig), links(&rig, 1));
+    let (before, names) = (agents(&rig), links(&rig, LAYOUT_VERSION));
     assert_eq!((before.len(), names.len()), (4, 2), "{before:?}, {names:?}");
     rig.kill();
     // No rows come: the old programs stay, with their maps.
@@ -233,13 +238,13 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     eventually("alive", || rig.probe(true).0 == 0);
     rig.operator
         .wait_for("a hello", |m| matches!(m, Message::Hello(_)));
-    assert_eq!(layouts(&rig), ["layout_1", "layout_2"]);
+    assert_eq!(layouts(&rig), [LAYOUT_VERSION, NEXT]);
     assert_eq!(
-        (agents(&rig), links(&rig, 1)),
+        (agents(&rig), links(&rig, LAYOUT_VERSION)),
         (before.clone(), names.clone()),
         "nothing moved"
     );
-    assert_eq!(links(&rig, 2), [] as [String; 0]);
+    assert_eq!(links(&rig, NEXT), [] as [String; 0]);
     // A pod that ends meanwhile is removed with its program; no new pod begins.
     assert_eq!(rig.del("q"), None);
     assert_eq!(agents(&rig).len(), 3);
@@ -252,7 +257,7 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     // transitd is killed in the middle of taking over: one link is in both places, as between pinning and unpinning,
     // one in the new place.
     rig.kill();
-    let (old, new) = (pins(&rig, 1), pins(&rig, 2));
+    let (old, new) = (pins(&rig, LAYOUT_VERSION), pins(&rig, NEXT));
     rig.on_node(&format!(
         "bpftool link pin pinned {0}/{2} {1}/{2}; bpftool link pin pinned {0}/{3} {1}/{3} && rm {0}/{3}",
         old.display(),
@@ -262,8 +267,8 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     ));
     rig.operator.shared.lock().unwrap().epoch = 3;
     started(&mut rig);
-    assert_eq!(layouts(&rig), ["layout_2"], "{}", rig.log());
-    assert_eq!(links(&rig, 2), names);
+    assert_eq!(layouts(&rig), [NEXT], "{}", rig.log());
+    assert_eq!(links(&rig, NEXT), names);
     let after = agents(&rig);
     assert_eq!(after.len(), 3);
     assert!(
@@ -275,8 +280,8 @@ fn layout_takes_over_only_with_rows_and_resumes_if_killed() {
     rig.programs = programs;
     rig.flags = flags;
     started(&mut rig);
-    assert_eq!(layouts(&rig), ["layout_1"]);
-    assert_eq!(links(&rig, 1), names);
+    assert_eq!(layouts(&rig), [LAYOUT_VERSION]);
+    assert_eq!(links(&rig, LAYOUT_VERSION), names);
     let (sent, lost, foreign) = traffic.stop();
     assert_eq!((lost, foreign), (0, 0), "of {sent}");
 }

@@ -1,8 +1,8 @@
 //! Keys and entries of the pinned maps, as they lie in memory.
 //!
 //! Invariant: `repr(C)`, integers and arrays only, explicit padding, sizes asserted; any change of a layout raises
-//! [`LAYOUT_VERSION`], because running programs of the old version may share the maps. It counts from the first
-//! release. Numbers are host order unless the doc says otherwise; addresses are network order.
+//! [`LAYOUT_VERSION`], because running programs of the old version may share the maps. Numbers are host order unless
+//! the doc says otherwise; addresses are network order.
 //!
 //! The kernel gives a hash map's removed element to the next key at once, while programs still read it. So an entry
 //! that could lead a packet into another VPC begins with its owner, in one aligned word of 8 bytes. The kernel copies
@@ -20,7 +20,7 @@ pub use seen::{
 };
 
 /// Version of everything under `thuban/layout_N` in bpffs.
-pub const LAYOUT_VERSION: u32 = 1;
+pub const LAYOUT_VERSION: u32 = 2;
 /// The most bouncers of a network, and the most dividers of a VPC.
 pub const MAX_MEMBERS: usize = 8;
 /// MAC of every gateway and of the host's end of every veth: 02:54:68:75:62:61.

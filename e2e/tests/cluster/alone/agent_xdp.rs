@@ -57,7 +57,7 @@ fn check() {
         );
         if droplet["spec"]["agentHook"] == "xdp" {
             let links = cluster
-                .exec_on_node(&node, &["ls", "/sys/fs/bpf/thuban/layout_1/links"])
+                .exec_on_node(&node, &["sh", "-c", "ls /sys/fs/bpf/thuban/layout_*/links"])
                 .unwrap();
             assert!(
                 links.lines().filter(|link| link.starts_with("agent_xdp")).count() >= 3,
