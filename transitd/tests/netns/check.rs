@@ -119,7 +119,7 @@ fn each_loss_on_the_node_is_named_and_its_repair_is_seen() {
         assert_eq!(check(&rig, &result), None, "{route}");
     }
     // Its row is removed behind transitd's back, and by the operator.
-    let bpffs = rig.directory.join("bpf/thuban/layout_1");
+    let bpffs = rig.pins();
     let map = bpffs.join("maps/ATTACHMENTS").display().to_string();
     let rows = |action: &str| {
         rig.on_node(&format!(

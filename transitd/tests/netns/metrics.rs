@@ -213,7 +213,7 @@ fn probes_report_faults_and_survive_a_lost_operator() {
     eventually("no stream", || rig.metrics()["stream"] == 0);
     assert_eq!((rig.probe(false).0, rig.probe(true).0), (0, 0));
     // Another program takes transit off the uplink.
-    let pin = rig.directory.join("bpf/thuban/layout_1/links/transit_tc_up0");
+    let pin = rig.pins().join("links/transit_tc_up0");
     std::fs::remove_file(pin).unwrap();
     rig.assert_unready("transit_tc is not attached");
     assert_eq!(rig.metrics()["ready"], 0);
