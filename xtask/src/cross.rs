@@ -19,7 +19,7 @@ use thuban_cluster::command::output;
 
 use crate::{
     build::{self, Profile, cargo, cargo_at, root, run_command, step, stripped_for},
-    deps, ebpf, load_balancers,
+    deps, ebpf, flow_relay, load_balancers,
     platform::Platform,
 };
 
@@ -46,6 +46,7 @@ pub fn images() -> Result<()> {
     deps::ensure()?;
     deps::ensure_more(&deps::ARM64_PACKAGES)?;
     let debian = step("Debian's packages of arm64", Debian::ensure)?;
+    step("page of thuban-observe", flow_relay::build_page)?;
     let binaries = step("binaries for arm64", || compile(&debian))?;
     let object = step("eBPF programs", ebpf::build)?;
     step("images for arm64", || make_images(&debian, &binaries, &object))
@@ -70,6 +71,8 @@ fn make_images(debian: &Debian, binaries: &Path, object: &Path) -> Result<()> {
     }
     let path = load_balancers::archive_of(PLATFORM, binaries, &work, &folder)?;
     println!("  {}", path.display());
+    let path = flow_relay::archive_of(PLATFORM, binaries, &work, &folder)?;
+    println!("  {}", path.display());
     Ok(())
 }
 
@@ -83,7 +86,12 @@ fn compile(debian: &Debian) -> Result<PathBuf> {
     // Another compiler in the usual folder would make each of them build everything again.
     let folder = work().join("cargo");
     let target = PLATFORM.target();
-    let packages = [&build::PACKAGES[..], &load_balancers::PACKAGES].concat();
+    let packages = [
+        &build::PACKAGES[..],
+        &load_balancers::PACKAGES,
+        &flow_relay::PACKAGES,
+    ]
+    .concat();
     let mut command = if has_standard_library()? {
         cargo()
     } else {

@@ -159,6 +159,12 @@ pub const EMULATION_PACKAGES: [Package; 1] = [Package {
     sign: "qemu-aarch64",
 }];
 
+/// What builds the page of thuban-observe.
+pub const PAGE_PACKAGES: [Package; 1] = [Package {
+    name: "npm",
+    sign: "npm",
+}];
+
 /// The packages that make the traffic of benchmarks.
 pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     name: "iperf3",

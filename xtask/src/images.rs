@@ -23,6 +23,7 @@ use crate::platform::Platform;
 
 pub const OPERATOR: &str = "thuban.dev/operator:0.1.0";
 pub const LOAD_BALANCERS: &str = "thuban.dev/load-balancers:0.1.0";
+pub const OBSERVE: &str = "thuban.dev/observe:0.1.0";
 pub const TRANSITD: &str = "thuban.dev/transitd:0.1.0";
 pub const PAUSE: &str = "registry.k8s.io/pause:3.10";
 pub const AGNHOST: &str = "registry.k8s.io/e2e-test-images/agnhost:2.63.0";

@@ -27,6 +27,7 @@ mod diagnostics;
 mod dns;
 mod drops;
 mod ebpf;
+mod flow_relay;
 mod go_tools;
 mod images;
 mod install;
@@ -137,6 +138,9 @@ enum Command {
         /// Install what load balancers need, on a cluster that has Thuban
         #[arg(long)]
         load_balancers: bool,
+        /// Install thuban-observe, on a cluster that has Thuban, and have nodes tell it of all flows
+        #[arg(long, conflicts_with = "load_balancers")]
+        observe: bool,
     },
     /// Read the cluster of your kubeconfig, and print the values with which Thuban is installed on it
     Values {
@@ -211,7 +215,11 @@ fn run(command: Command) -> anyhow::Result<ExitCode> {
         Command::Install {
             name,
             load_balancers: true,
+            ..
         } => load_balancers::install(&Cluster::named(&name)?)?,
+        Command::Install {
+            name, observe: true, ..
+        } => flow_relay::install(&Cluster::named(&name)?)?,
         Command::Install { name, .. } => {
             if name == build::DEMO {
                 build::demo()?;

@@ -65,7 +65,7 @@ pub fn run(check: bool) -> Result<()> {
             .args(["template", "thuban", "--namespace", NAMESPACE])
             .args([
                 "--set",
-                "kustomize=true,loadBalancers.enabled=true,requireNetwork.enabled=true",
+                "kustomize=true,loadBalancers.enabled=true,observe.enabled=true,requireNetwork.enabled=true",
             ])
             .arg("--output-dir")
             .arg(&output)
@@ -73,7 +73,7 @@ pub fn run(check: bool) -> Result<()> {
             .stdout(Stdio::null()),
     )?;
     let rendered = output.join("thuban/templates");
-    for folder in ["", "load-balancers", "optional"] {
+    for folder in ["", "load-balancers", "observe", "optional"] {
         for path in files_of(&rendered.join(folder))? {
             let name = path.file_name().unwrap_or_default();
             if name == CRDS {

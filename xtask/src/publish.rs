@@ -16,7 +16,7 @@ use thuban_cluster::command::output;
 use self::{layout::Layout, signature::Key};
 use crate::{
     build::{self, Profile},
-    cross,
+    cross, flow_relay,
     go_tools::GoTools,
     images, load_balancers,
     platform::Platform,
@@ -41,10 +41,11 @@ const CRANE: GoTools = GoTools {
     binaries: &["crane"],
 };
 /// Each image: its key in the chart's values, its archive, and its name.
-const IMAGES: [(&str, &str, &str); 3] = [
+const IMAGES: [(&str, &str, &str); 4] = [
     ("operator", "operator.tar", images::OPERATOR),
     ("transitd", "transitd.tar", images::TRANSITD),
     ("loadBalancers", "more/load-balancers.tar", images::LOAD_BALANCERS),
+    ("observe", "more/observe.tar", images::OBSERVE),
 ];
 
 #[derive(Debug, Subcommand)]
@@ -110,6 +111,9 @@ fn build_for(platform: Platform) -> Result<()> {
     build::run()?;
     build::step("image of load balancers", || {
         load_balancers::archive(Profile::Release).map(drop)
+    })?;
+    build::step("image of thuban-observe", || {
+        flow_relay::archive(Profile::Release).map(drop)
     })
 }
 

@@ -65,6 +65,8 @@ const LOAD_BALANCERS: [Start; 5] = [
     versioned("bin/gobgpd", "gobgpd version"),
 ];
 
+const OBSERVE: [Start; 1] = [versioned("bin/thuban-observe", OWN)];
+
 /// Builds the images of arm64 and starts their programs.
 pub fn check() -> Result<()> {
     deps::ensure_more(&deps::EMULATION_PACKAGES)?;
@@ -74,6 +76,7 @@ pub fn check() -> Result<()> {
             let programs: &[Start] = match key {
                 "operator" => &OPERATOR,
                 "transitd" => &TRANSITD,
+                "observe" => &OBSERVE,
                 _ => &LOAD_BALANCERS,
             };
             let archive = Profile::Release.images_for(Platform::Arm64).join(archive);

@@ -15,6 +15,7 @@ use thuban_cluster::{command::bytes, wait::wait_for};
 use super::{Destination, IMAGES, crane, layout::Layout, push, signature, without_registry};
 use crate::{
     build::Profile,
+    flow_relay,
     images::{digest, testing::image},
     load_balancers,
     platform::Platform,
@@ -78,6 +79,7 @@ impl Registry {
 pub fn check() -> Result<()> {
     let registry = Registry::start()?;
     load_balancers::archive(Profile::Test)?;
+    flow_relay::archive(Profile::Test)?;
     let folder = Profile::Test
         .images()
         .join(format!("registry-{}", std::process::id()));

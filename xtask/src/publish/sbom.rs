@@ -12,7 +12,7 @@ use thuban_cluster::command::bytes;
 
 use crate::{
     build::{self, Profile, cargo, root},
-    load_balancers,
+    flow_relay, load_balancers,
     platform::Platform,
 };
 
@@ -64,7 +64,9 @@ fn used(metadata: &Value) -> BTreeSet<&str> {
         .filter(|package| package["source"].is_null())
         .filter(|package| {
             let name = package["name"].as_str().unwrap_or_default();
-            build::PACKAGES.contains(&name) || load_balancers::PACKAGES.contains(&name)
+            build::PACKAGES.contains(&name)
+                || load_balancers::PACKAGES.contains(&name)
+                || flow_relay::PACKAGES.contains(&name)
         })
         .filter_map(|package| package["id"].as_str())
         .collect();

@@ -33,7 +33,7 @@ use self::{
 use crate::{
     alerts,
     build::{self, Profile, step},
-    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, install, kube, load_balancers,
+    check, cluster, cni_tools, deps, diagnostics, dns, ebpf, flow_relay, install, kube, load_balancers,
     machine::{KERNEL, Needs},
     manifests, otlp, publish, removal,
 };
@@ -85,6 +85,7 @@ pub fn run(only: Option<&str>, schedules: u64, is_strict: bool) -> Result<ExitCo
     let mut times = Times::default();
     times.stage("packages of the system", |_| deps::ensure())?;
     times.stage("eBPF programs", |_| step("eBPF programs", ebpf::build))?;
+    times.stage("page", |_| step("page of thuban-observe", flow_relay::build_page))?;
     let built = times.stage("build of tests", |_| step("tests", binaries::build))?;
     let mut total = Sum::default();
     let mut summary = Vec::new();
@@ -311,7 +312,8 @@ fn run_share(binary: &Binary, share: &Share) -> (Sum, Times) {
         .and_then(|()| cni_tools::portmap_on_nodes(&Cluster::named(name)?))
         .and_then(|()| install::run(name))
         .and_then(|()| dns::import(&Cluster::named(name)?))
-        .and_then(|()| load_balancers::import(&Cluster::named(name)?));
+        .and_then(|()| load_balancers::import(&Cluster::named(name)?))
+        .and_then(|()| flow_relay::import(&Cluster::named(name)?));
     let is_prepared = prepared.is_ok();
     println!(
         "cluster {name}: up with Thuban after {:.1} s",
