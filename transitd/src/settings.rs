@@ -32,6 +32,17 @@ pub enum DirectPaths {
     Never,
 }
 
+/// Which flows the node's programs tell thuban-observe of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum FlowMode {
+    /// None.
+    Off,
+    /// Packets that are dropped.
+    Drops,
+    /// Packets that are dropped, that agents send, and that are delivered.
+    All,
+}
+
 /// Who can read the metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum MetricsAddress {
@@ -162,6 +173,19 @@ pub struct RunSettings {
         value_parser = clap::value_parser!(u64).range(1..=3600)
     )]
     pub denial_interval: u64,
+    /// Which flows the programs tell thuban-observe of. Without --observe-namespace they tell of none.
+    #[arg(long, env = "THUBAN_FLOWS", value_enum, default_value = "drops")]
+    pub flows: FlowMode,
+    /// Namespace of thuban-observe. Default, and if it is empty: there is none, and transitd doesn't look for it.
+    #[arg(long, env = "THUBAN_OBSERVE_NAMESPACE")]
+    pub observe_namespace: Option<String>,
+    /// File with the ServiceAccount token for thuban-observe. transitd reads it again for each connection.
+    #[arg(
+        long,
+        env = "THUBAN_OBSERVE_TOKEN_FILE",
+        default_value = "/var/run/secrets/thuban-observe/token"
+    )]
+    pub observe_token_file: PathBuf,
     /// TCP port of the metrics. 0 turns them off.
     #[arg(long, env = "THUBAN_TRANSITD_METRICS_PORT", default_value_t = 0)]
     pub metrics_port: u16,
@@ -186,11 +210,58 @@ impl RunSettings {
         }
     }
 
+    /// Returns the namespace of thuban-observe, if the cluster has it.
+    pub fn observe_namespace(&self) -> Option<&str> {
+        self.observe_namespace.as_deref().filter(|name| !name.is_empty())
+    }
+
+    /// Returns which flows the programs tell of: of none, if nobody would hear of them.
+    pub fn flow_mode(&self) -> FlowMode {
+        if self.observe_namespace().is_some() {
+            self.flows
+        } else {
+            FlowMode::Off
+        }
+    }
+
     /// Returns the folders of the CNI plugin and of its configuration, as the node names them.
     pub fn cni_folders_on_node(&self) -> (&Path, &Path) {
         (
             self.cni_bin_dir_on_node.as_deref().unwrap_or(&self.cni_bin_dir),
             self.cni_conf_dir_on_node.as_deref().unwrap_or(&self.cni_conf_dir),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::{FlowMode, RunSettings};
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        settings: RunSettings,
+    }
+
+    fn mode(arguments: &[&str]) -> FlowMode {
+        let line = ["transitd"].iter().chain(arguments);
+        Line::parse_from(line).settings.flow_mode()
+    }
+
+    #[test]
+    fn no_flow_is_told_without_a_namespace_to_tell() {
+        assert_eq!(mode(&["--flows=all"]), FlowMode::Off);
+        assert_eq!(mode(&["--flows=all", "--observe-namespace="]), FlowMode::Off);
+        assert_eq!(mode(&["--observe-namespace=observe"]), FlowMode::Drops);
+        assert_eq!(
+            mode(&["--flows=all", "--observe-namespace=observe"]),
+            FlowMode::All
+        );
+        assert_eq!(
+            mode(&["--flows=off", "--observe-namespace=observe"]),
+            FlowMode::Off
+        );
     }
 }
