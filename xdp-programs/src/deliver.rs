@@ -96,7 +96,7 @@ pub fn decapsulated(frame: &mut TcFrame, metadata: TransitMetadata, observed: &m
     let flags = maps::attachment_flags(metadata.ifindex, metadata.vni).ok_or(Counter::NoAttachment)?;
     observed.vni = metadata.vni;
     frame.distrust_checksum();
-    if service::is_used(metadata.ifindex) || observed.is_traced() {
+    if service::is_used(metadata.ifindex) || observed.is_traced() || observed.tells(false) {
         frame.make_linear(HEADERS);
         observed.read(frame);
         service::restore(frame, metadata.ifindex, metadata.vni, &observed.packet)?;

@@ -6,7 +6,7 @@ use thuban_common::{
         Header, ethernet,
         ip::IpPacket,
         ipv4::{self, Ipv4Header},
-        ipv6,
+        ipv6, tcp,
     },
     services::Signal,
     tables::Address,
@@ -37,6 +37,7 @@ fn read_v4<F: Frame>(frame: &F, offset: usize, far: u32, packet: &mut IpPacket) 
     packet.read_v4(&header)?;
     if packet.has_ports() {
         packet.ports = at(frame, offset + ipv4::LENGTH, far).ok_or(Counter::Truncated)?;
+        packet.tcp_flags = tcp_flags(frame, packet.protocol, offset + ipv4::LENGTH, far);
     }
     Ok(())
 }
@@ -51,8 +52,19 @@ fn read_v6<F: Frame>(frame: &F, offset: usize, far: u32, packet: &mut IpPacket) 
     packet.read_v6(at(frame, offset, far).ok_or(Counter::Truncated)?)?;
     if packet.has_ports() {
         packet.ports = at(frame, offset + ipv6::LENGTH, far).ok_or(Counter::Truncated)?;
+        packet.tcp_flags = tcp_flags(frame, packet.protocol, offset + ipv6::LENGTH, far);
     }
     Ok(())
+}
+
+/// Returns the flags of a TCP header at `offset + far`, 0 if there is none: nothing but what is told of flows depends on
+/// them, so a frame that ends before them is no error.
+#[inline(always)]
+fn tcp_flags<F: Frame>(frame: &F, protocol: u8, offset: usize, far: u32) -> u8 {
+    if protocol != ipv4::TCP {
+        return 0;
+    }
+    at::<F, [u16; 1]>(frame, offset + tcp::FLAGS_OFFSET, far).map_or(0, |[word]| word.to_ne_bytes()[1])
 }
 
 #[inline(never)]

@@ -4,7 +4,7 @@
 //! packet to its end (sent, delivered, dropped with a counted reason) or leaves it unchanged for the next hook. Only
 //! user space writes tables. Programs write only counters, misses, the `used` mark, path MTUs that routers report,
 //! clients' connections to services and their fragments, flows that policy let in, what policy denied, what meters
-//! let through, the times of probed droplets' answers, drops of pods' packets, and traces.
+//! let through, the times of probed droplets' answers, drops of pods' packets, flows that they tell of, and traces.
 //!
 //! The verifier follows each way to a function anew, except to a *global function* (kernel documentation, "BPF Type
 //! Format": `BTF_FUNC_GLOBAL`), which it checks once, for any arguments of the types that it declares. So what much is
@@ -31,6 +31,7 @@ mod denials;
 mod divide;
 mod drops;
 mod encapsulate;
+mod flows;
 mod fragments;
 mod frame;
 mod front;

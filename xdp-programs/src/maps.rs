@@ -26,6 +26,10 @@ use aya_ebpf::{
 };
 use thuban_common::{
     counters::COUNTERS_CAPACITY,
+    flow_events::{
+        FLOW_BUDGETS_CAPACITY, FlowBudgetEntry, FlowBudgetKey, SEEN_FLOWS_CAPACITY, SeenFlowEntry,
+        SeenFlowKey,
+    },
     meter::{METERS_CAPACITY, MeterEntry, MeterKey},
     packet::ipv6,
     policy::{
@@ -141,6 +145,15 @@ pub static PATH_MTU_LEARNT: Array<u32> = Array::with_max_entries(1, 0);
 static ON_LINK: Array<OnLinkEntry> = Array::with_max_entries(1, 0);
 #[map]
 pub static DROPS: LruHashMap<DropKey, u64> = LruHashMap::with_max_entries(DROPS_CAPACITY, 0);
+/// The loader gives it fewer entries if programs don't tell of all flows.
+#[map]
+pub static SEEN_FLOWS: LruHashMap<SeenFlowKey, SeenFlowEntry> =
+    LruHashMap::with_max_entries(SEEN_FLOWS_CAPACITY, 0);
+#[map]
+pub static FLOW_BUDGETS: LruHashMap<FlowBudgetKey, FlowBudgetEntry> =
+    LruHashMap::with_max_entries(FLOW_BUDGETS_CAPACITY, 0);
+#[map]
+pub static FLOW_EVENTS: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 #[map]
 pub static COUNTERS: PerCpuArray<u64> = PerCpuArray::with_max_entries(COUNTERS_CAPACITY, 0);
 

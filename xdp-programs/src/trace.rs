@@ -1,6 +1,6 @@
-//! The end of every packet: its verdict is counted, and recorded if its endpoint is traced.
+//! The end of every packet: its verdict is counted, recorded if its endpoint is traced, and told with its flow.
 //!
-//! Invariant: without `CONFIG_TRACE` tracing costs one test of a word.
+//! Invariant: without `CONFIG_TRACE` and the flags of flows, all but the counting costs one test of a word.
 
 use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::map, maps::PerCpuArray};
 use thuban_common::{
@@ -11,13 +11,14 @@ use thuban_common::{
     },
     policy::{Stamp, in_vpc},
     tables::{
-        AttachmentEntry, CONFIG_TRACE, DropletAddress, EndpointKey, NO_COUNTER, TracePoint, TraceRecord,
+        AttachmentEntry, CONFIG_FLOW_DROPS, CONFIG_FLOWS, CONFIG_TRACE, DropletAddress, EndpointKey,
+        NO_COUNTER, TracePoint, TraceRecord,
     },
 };
 
 use crate::{
     count::count,
-    denials, drops,
+    denials, drops, flows,
     frame::{Frame, Outcome, Verdict},
     inner,
     maps::{self, TRACE, TRACED},
@@ -25,6 +26,7 @@ use crate::{
 
 /// The facts that a program found out about the packet, up to where the packet ended.
 pub struct Observed {
+    /// Its length is 0 until it is read.
     pub packet: IpPacket,
     /// The client's packet of the flow that an ICMP error or a backend's answer at a front is of.
     pub quoted: IpPacket,
@@ -32,9 +34,12 @@ pub struct Observed {
     pub next: DropletAddress,
     /// What the packet says of its sender, at an agent what it is to say.
     pub stamp: Stamp,
+    pub interface: u32,
+    /// The number of the [`Counter`] of the packet's end, or [`NO_COUNTER`]: for what is told of the end.
+    pub counter: u32,
     length: u32,
-    interface: u32,
-    is_traced: bool,
+    /// The flags of CONFIG that say what is told.
+    told: u32,
 }
 
 /// The scratch space, too large for the stack beside everything else. One value for each CPU is enough: these hooks
@@ -66,8 +71,11 @@ impl Observed {
         observed.next = [0; 4];
         observed.length = frame.length();
         observed.interface = frame.interface();
-        observed.is_traced = maps::config().is_some_and(|config| config.flags & CONFIG_TRACE != 0);
-        if observed.is_traced {
+        observed.packet.length = 0;
+        observed.told = maps::config().map_or(0, |config| {
+            config.flags & (CONFIG_TRACE | CONFIG_FLOW_DROPS | CONFIG_FLOWS)
+        });
+        if observed.is_traced() {
             observed.packet = IpPacket::default();
             denials::forget();
         }
@@ -76,7 +84,14 @@ impl Observed {
 
     #[inline(always)]
     pub const fn is_traced(&self) -> bool {
-        self.is_traced
+        self.told & CONFIG_TRACE != 0
+    }
+
+    /// Whether packets of this end are told with their flow: of one that drops them, or that passes them.
+    #[inline(always)]
+    pub const fn tells(&self, is_drop: bool) -> bool {
+        let flag = if is_drop { CONFIG_FLOW_DROPS } else { CONFIG_FLOWS };
+        self.told & flag != 0
     }
 
     /// Reads the packet of a plain frame.
@@ -92,7 +107,7 @@ impl Observed {
 
 /// Counts the outcome; an error is a drop, which an agent counts for its pod too.
 #[inline(always)]
-pub fn record_outcome<F: Frame>(point: TracePoint, observed: &Observed, outcome: Outcome) -> Verdict {
+pub fn record_outcome<F: Frame>(point: TracePoint, observed: &mut Observed, outcome: Outcome) -> Verdict {
     let (verdict, counter) = match outcome {
         Ok((verdict, counter)) => (verdict, counter),
         Err(reason) => {
@@ -103,14 +118,18 @@ pub fn record_outcome<F: Frame>(point: TracePoint, observed: &Observed, outcome:
     if let Some(counter) = counter {
         count(counter);
     }
-    if observed.is_traced {
-        write(point, observed, counter);
+    if observed.told != 0 {
+        observed.counter = counter.map_or(NO_COUNTER, |counter| counter as u32);
+        if observed.is_traced() {
+            write(point, observed);
+        }
+        flows::note(point, observed);
     }
     verdict
 }
 
 #[inline(never)]
-fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
+fn write(point: TracePoint, observed: &Observed) {
     // SAFETY: helper without arguments.
     let time = unsafe { bpf_ktime_get_ns() };
     let vni = observed.vni;
@@ -135,7 +154,7 @@ fn write(point: TracePoint, observed: &Observed, counter: Option<Counter>) {
         source: packet.source,
         destination: packet.destination,
         length: observed.length,
-        counter: counter.map_or(NO_COUNTER, |counter| counter as u32),
+        counter: observed.counter,
         next: observed.next,
         ports: packet.ports,
         protocol: packet.protocol,

@@ -6,6 +6,12 @@
 /// The number of entries of COUNTERS. It is larger than the number of counters, so that new counters need no new map.
 pub const COUNTERS_CAPACITY: u32 = 128;
 
+/// Whether the counter of a number counts packets that were dropped.
+#[inline(always)]
+pub const fn is_drop(number: u32) -> bool {
+    matches!(number, 32..=95)
+}
+
 macro_rules! counters {
     (@remedy) => {
         ""
@@ -25,9 +31,9 @@ macro_rules! counters {
             /// Every counter, in the order of the numbers.
             pub const ALL: &'static [Counter] = &[$(Counter::$variant,)+];
 
-            /// Whether it counts packets that were dropped: from 32 on.
+            /// Whether it counts packets that were dropped.
             pub const fn is_drop(self) -> bool {
-                self as u32 >= 32
+                is_drop(self as u32)
             }
 
             /// Returns the stable name in snake_case, as metrics and the CLI print it.
@@ -257,6 +263,13 @@ counters! {
     /// Drop: a backend's answer for a client outside, and this droplet has no such front that sends answers.
     FrontAnswerUnknown = 83, "front_answer_unknown",
         "ends by itself while rows differ or the mode changes; otherwise somebody on the underlay forges packets";
+
+    /// Events of flows that were not told, because the VPC had its share of the second.
+    FlowsOverBudget = 96, "flows_over_budget";
+    /// Events of flows that were lost, because nobody read FLOW_EVENTS in time.
+    FlowEventsLost = 97, "flow_events_lost";
+    /// Events of flows that were not told, because SEEN_FLOWS had no room.
+    FlowTableFull = 98, "flow_table_full";
 }
 
 impl Counter {

@@ -1,8 +1,12 @@
-//! What programs tell of flows: keys and entries of SEEN_FLOWS, and records of FLOW_EVENTS.
+//! What programs tell of flows: keys and entries of SEEN_FLOWS and FLOW_BUDGETS, and records of FLOW_EVENTS.
 //!
 //! A flow has two directions, each with entries of its own, and one entry for each verdict of each program on the way.
+//! One more entry says that the flow is known, whatever its verdict.
 
-use crate::tables::{Address, DropletAddress};
+use crate::{
+    packet::tcp::{ACK, SYN},
+    tables::{Address, DropletAddress},
+};
 
 /// Key of SEEN_FLOWS: packets of one direction of a flow that a program of this droplet gave one verdict.
 #[repr(C)]
@@ -89,9 +93,113 @@ pub enum FlowEvent {
     GoesOn = 4,
 }
 
-/// [`SeenFlowKey::verdict`] of a packet that went on uncounted.
+/// Key of FLOW_BUDGETS.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct FlowBudgetKey {
+    /// 0: all VPCs that packets of the wire name, and this droplet doesn't know.
+    pub vni: u32,
+    /// Whether it is for events of drops (1), or of packets that pass.
+    pub is_of_drops: u32,
+}
+
+/// FLOW_BUDGETS[[`FlowBudgetKey`]], LRU: how many events a VPC had in a second.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowBudgetEntry {
+    /// Seconds since boot.
+    pub second: u32,
+    pub events: u32,
+}
+
+/// Returns the port of the server of a packet's flow, network order, and whether the packet's source is the server. Who
+/// opens a TCP connection is the client. Of other packets the lower port is the server's, of equal ones the
+/// destination's.
+#[inline(always)]
+pub const fn server([source, destination]: [u16; 2], tcp_flags: u8) -> (u16, bool) {
+    let is_source = if tcp_flags & SYN != 0 {
+        tcp_flags & ACK != 0
+    } else {
+        u16::from_be(source) < u16::from_be(destination)
+    };
+    if is_source {
+        (source, true)
+    } else {
+        (destination, false)
+    }
+}
+
+/// [`SeenFlowKey::verdict`] of the entry that says that a flow is known, whatever its verdict.
 pub const NO_VERDICT: u8 = u8::MAX;
 /// How long packets of a flow are added up before they are told, ns.
 pub const TELL_EVERY: u64 = 30_000_000_000;
 /// Entries of SEEN_FLOWS, if programs tell of all flows.
 pub const SEEN_FLOWS_CAPACITY: u32 = 65_536;
+/// Entries of SEEN_FLOWS, if programs tell of drops alone.
+pub const SEEN_DROPS_CAPACITY: u32 = 4096;
+/// Entries of FLOW_BUDGETS: two for each VPC.
+pub const FLOW_BUDGETS_CAPACITY: u32 = 4096;
+/// Events of packets that pass, and events of drops, that one VPC may have in a second on a droplet.
+pub const FLOW_EVENTS_PER_SECOND: u32 = 1000;
+
+const _: () = {
+    assert!(size_of::<SeenFlowKey>() == 44);
+    assert!(size_of::<SeenFlowEntry>() == 32);
+    assert!(size_of::<FlowEventRecord>() == 88);
+    assert!(size_of::<FlowBudgetKey>() == 8);
+    assert!(size_of::<FlowBudgetEntry>() == 8);
+};
+
+#[cfg(feature = "user")]
+mod pod {
+    use super::{FlowBudgetEntry, FlowBudgetKey, FlowEventRecord, SeenFlowEntry, SeenFlowKey};
+    macro_rules! pod {
+        ($($t:ty),*) => {
+            // SAFETY: repr(C) of integers and arrays without implicit padding (sizes asserted above).
+            $(unsafe impl aya::Pod for $t {})*
+        };
+    }
+    pod!(
+        FlowBudgetEntry,
+        FlowBudgetKey,
+        FlowEventRecord,
+        SeenFlowEntry,
+        SeenFlowKey
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::server;
+    use crate::packet::tcp::{ACK, FIN, RST, SYN};
+
+    fn served(ports: [u16; 2], tcp_flags: u8) -> (u16, bool) {
+        let (port, is_source) = server(ports.map(u16::to_be), tcp_flags);
+        (u16::from_be(port), is_source)
+    }
+
+    #[test]
+    fn who_opens_a_connection_is_the_client() {
+        assert_eq!(served([80, 40_000], SYN), (40_000, false));
+        assert_eq!(served([40_000, 80], SYN), (80, false));
+        assert_eq!(served([40_000, 80], SYN | ACK), (40_000, true));
+        assert_eq!(served([80, 40_000], SYN | ACK), (80, true));
+    }
+
+    #[test]
+    fn else_the_lower_port_is_the_servers() {
+        for flags in [0, ACK, FIN | ACK, RST] {
+            assert_eq!(served([40_000, 80], flags), (80, false));
+            assert_eq!(served([80, 40_000], flags), (80, true));
+            // In network order 256 is the lower one.
+            assert_eq!(served([255, 256], flags), (255, true));
+            assert_eq!(served([256, 255], flags), (255, false));
+        }
+    }
+
+    #[test]
+    fn of_equal_ports_the_destinations_is_the_servers() {
+        assert_eq!(served([5353, 5353], 0), (5353, false));
+        assert_eq!(served([0, 0], 0), (0, false), "without ports");
+    }
+}

@@ -358,6 +358,10 @@ pub const FORWARDER_ROWS: u32 = 4096;
 pub const CONFIG_TRANSIT_AT_XDP: u32 = 1;
 /// [`ConfigEntry::flags`]: TRACED has entries.
 pub const CONFIG_TRACE: u32 = 2;
+/// [`ConfigEntry::flags`]: programs tell of packets that they drop, see [`crate::flow_events`].
+pub const CONFIG_FLOW_DROPS: u32 = 4;
+/// [`ConfigEntry::flags`]: programs tell of packets that agents send and that are delivered.
+pub const CONFIG_FLOWS: u32 = 8;
 /// [`LocalEntry::flags`]: the pod's end takes frames that XDP redirects to it (its GRO is on, so it has NAPI).
 pub const LOCAL_TAKES_XDP: u16 = 1;
 /// [`LocalEntry::flags`]: the endpoint is the node itself. Its end of the veth is in the host's own network namespace,

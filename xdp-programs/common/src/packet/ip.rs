@@ -30,7 +30,8 @@ pub struct IpPacket {
     /// DSCP and ECN.
     pub traffic_class: u8,
     flags: u8,
-    padding_end: u8,
+    /// TCP's flags, 0 where [`IpPacket::has_ports`] says no or they are not read.
+    pub tcp_flags: u8,
 }
 
 const V6: u8 = 1;
@@ -71,6 +72,7 @@ impl IpPacket {
         self.ports = [0; 2];
         self.protocol = header.protocol();
         self.traffic_class = header.traffic_class();
+        self.tcp_flags = 0;
         self.flags = flag(header.is_fragment(), FRAGMENT)
             | flag(header.is_later_fragment(), LATER_FRAGMENT)
             | flag(header.has_options(), OPTIONS);
@@ -95,6 +97,7 @@ impl IpPacket {
         self.ports = [0; 2];
         self.protocol = next;
         self.traffic_class = (u16::from_be(first[0]) >> 4) as u8;
+        self.tcp_flags = 0;
         self.flags = V6 | kind;
         Ok(())
     }

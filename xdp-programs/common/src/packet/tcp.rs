@@ -2,10 +2,12 @@
 
 use super::{Header, checksum};
 
-const FIN: u8 = 0x01;
-const SYN: u8 = 0x02;
-const RST: u8 = 0x04;
-const ACK: u8 = 0x10;
+pub const FIN: u8 = 0x01;
+pub const SYN: u8 = 0x02;
+pub const RST: u8 = 0x04;
+pub const ACK: u8 = 0x10;
+/// Where the word lies in the header whose second byte has the flags.
+pub const FLAGS_OFFSET: usize = 12;
 
 /// The 20 bytes as raw words.
 #[repr(C)]
