@@ -39,6 +39,7 @@ use crate::dataplane::links::Links;
 use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::pins::LinkingError;
 use crate::dataplane::probes::Probes;
+use crate::dataplane::seen_flows;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config, write_on_link};
 use crate::endpoints::Endpoints;
@@ -55,7 +56,7 @@ use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::operator::lease::Locator;
 use crate::program::Silent;
-use crate::settings::{Aggregation, MetricsAddress, RunSettings};
+use crate::settings::{Aggregation, FlowMode, MetricsAddress, RunSettings};
 use crate::socket::{self, ServerError};
 use crate::state::State;
 use crate::state::policies::Policies;
@@ -300,11 +301,11 @@ async fn start(
             "programs of another layout stay in place until the operator's rows are here"
         );
     }
-    let mut ebpf = loader::load(&settings.programs, &settings.pins)?;
+    let mut ebpf = loader::load(&settings.programs, &settings.pins, settings.flow_mode())?;
     events::watch_log(&mut ebpf);
     // It isn't known yet where transit will be. The flag is set, because the tc program must accept frames that XDP
     // decapsulates.
-    write_config(&maps, config(&uplink, TransitHook::Xdp))?;
+    write_config(&maps, config(&uplink, TransitHook::Xdp, settings.flow_mode()))?;
     // Routes may have changed since the last transitd; `follow_routes` looks at them soon.
     write_on_link(&maps, OnLinkEntry::NONE)?;
     connections::write_room(&maps)?;
@@ -331,7 +332,7 @@ async fn start(
         settings: &settings,
     };
     let transit_hook = attaching.transit(&state, &uplink).await?;
-    write_config(&maps, config(&uplink, transit_hook))?;
+    write_config(&maps, config(&uplink, transit_hook, settings.flow_mode()))?;
     settings.agent_hook = hooks::agent(settings.agent_hook, transit_hook);
     adopt(&mut state, &mut links, &netlink, settings.agent_hook).await?;
     netfilter.limit(state.limited_pods())?;
@@ -381,7 +382,7 @@ fn pod_ports(settings: &RunSettings) -> Option<(u16, u16)> {
     ports.map(RangeInclusive::into_inner)
 }
 
-fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
+fn config(uplink: &Uplink, transit: TransitHook, flows: FlowMode) -> ConfigEntry {
     let flags = match transit {
         TransitHook::Xdp => CONFIG_TRANSIT_AT_XDP,
         TransitHook::Tc => 0,
@@ -390,7 +391,7 @@ fn config(uplink: &Uplink, transit: TransitHook) -> ConfigEntry {
         droplet: uplink.address.octets(),
         uplink: uplink.ifindex,
         mtu: uplink.mtu,
-        flags,
+        flags: flags | seen_flows::flags(flows),
         // Random bits of the system; never 0.
         seed: RandomState::new().hash_one(0) as u32 | 1,
     }

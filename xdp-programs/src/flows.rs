@@ -41,7 +41,7 @@ struct Flow {
 #[map]
 static FLOW: PerCpuArray<Flow> = PerCpuArray::with_max_entries(1, 0);
 
-/// Notes the end of a packet, if it is one that flows are told of. A packet whose addresses were not read is of no flow.
+/// Notes the end of a packet, if flows are told of such ends. A packet whose addresses were not read is of no flow.
 #[inline(always)]
 pub fn note(point: TracePoint, observed: &Observed) {
     // It is read back from memory: the verifier would follow each number that it knows by itself.
@@ -157,8 +157,8 @@ unsafe fn add(known: *mut SeenFlowEntry, observed: &Observed, time: u64) -> Opti
     }
 }
 
-/// Whether the VPC may have an event more in this second; counts it. All VPCs of the wire that this droplet doesn't know
-/// share one budget, so that nobody gets another one by another VNI.
+/// Whether the VPC may have an event more in this second; counts it. All VPCs of the wire that this droplet doesn't
+/// know share one budget, so that nobody gets another one by another VNI.
 #[inline(always)]
 fn has_budget(observed: &Observed, point: u32, time: u64) -> bool {
     let is_drop = is_drop(observed.counter);

@@ -57,8 +57,8 @@ fn read_v6<F: Frame>(frame: &F, offset: usize, far: u32, packet: &mut IpPacket) 
     Ok(())
 }
 
-/// Returns the flags of a TCP header at `offset + far`, 0 if there is none: nothing but what is told of flows depends on
-/// them, so a frame that ends before them is no error.
+/// Returns the flags of a TCP header at `offset + far`, 0 if there is none. Only what is told of flows depends on them,
+/// so a frame that ends before them is no error.
 #[inline(always)]
 fn tcp_flags<F: Frame>(frame: &F, protocol: u8, offset: usize, far: u32) -> u8 {
     if protocol != ipv4::TCP {

@@ -28,6 +28,7 @@ use transitd::{
         loader,
     },
     netlink::ethtool,
+    settings::FlowMode,
 };
 
 use crate::{
@@ -125,7 +126,11 @@ fn choose(nic: &str, mtu: u32) -> Result<Choice> {
         layout: LAYOUT_VERSION,
     };
     command("ip", &["link", "set", nic, "mtu", &mtu.to_string(), "up"])?;
-    let mut links = Links::new(loader::load(&object(), &pins)?, pins.links(), Vec::new());
+    let mut links = Links::new(
+        loader::load(&object(), &pins, FlowMode::Off)?,
+        pins.links(),
+        Vec::new(),
+    );
     let demanded = hooks::attach(&mut links, TransitHookChoice::Xdp, TransitHook::Xdp, nic);
     let refusal = demanded
         .err()

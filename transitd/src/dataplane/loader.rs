@@ -2,7 +2,7 @@
 //!
 //! Invariant: a pinned map is adopted only when type, key, value, size and flags are exactly those that the programs
 //! were built for. aya 0.14 does not check, and the kernel would then write past the program's buffers. CONNECTIONS has
-//! as many entries as the first transitd chose for its node.
+//! as many entries as the first transitd chose for its node. SEEN_FLOWS has as many as the mode wants.
 
 use std::path::{Path, PathBuf};
 
@@ -15,14 +15,16 @@ use thiserror::Error;
 
 use super::bpffs::PinSettings;
 use super::connections::{CONNECTIONS, entries_for};
+use super::seen_flows::{self, SEEN_FLOWS};
 use super::sk_buff::{self, LayoutError, SKB_LAYOUT};
 use super::tables::TableError;
+use crate::settings::FlowMode;
 
 /// How often the verifier runs in all.
 const MAX_ATTEMPTS: u32 = 8;
 
 /// Maps that are pinned under their names.
-pub const PINNED_MAPS: [&str; 40] = [
+pub const PINNED_MAPS: [&str; 43] = [
     "CONFIG",
     "ON_LINK",
     "ATTACHMENTS",
@@ -63,6 +65,9 @@ pub const PINNED_MAPS: [&str; 40] = [
     "DENIALS",
     "DENIED",
     "FOLLOWED",
+    SEEN_FLOWS,
+    "FLOW_BUDGETS",
+    "FLOW_EVENTS",
 ];
 
 #[derive(Debug, Error)]
@@ -83,6 +88,8 @@ pub enum LoadError {
         path: PathBuf,
         source: aya::maps::MapError,
     },
+    #[error("cannot unpin {path}, which is of another mode of flows")]
+    Unpin { path: PathBuf, source: std::io::Error },
     #[error(
         "the pinned map {path} does not fit these programs: {field} is {found}, expected {expected}; \
          drain the node and remove the pins, or install the version that made them"
@@ -110,7 +117,7 @@ pub enum LoadError {
 
 /// Loads the object file. Afterwards the maps are pinned; the programs are parsed, but none is loaded into the kernel
 /// yet.
-pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
+pub fn load(programs: &Path, pins: &PinSettings, flows: FlowMode) -> Result<Ebpf, LoadError> {
     let data = std::fs::read(programs).map_err(|source| LoadError::Read {
         path: programs.to_owned(),
         source,
@@ -131,6 +138,8 @@ pub fn load(programs: &Path, pins: &PinSettings) -> Result<Ebpf, LoadError> {
     // A map that is pinned stays as it is.
     let memory = sysinfo().map_or(0, |info| info.ram_total());
     loader.map_max_entries(CONNECTIONS, entries_for(memory));
+    loader.map_max_entries(SEEN_FLOWS, seen_flows::entries(flows));
+    unpin_of_other_mode(pins.maps().join(SEEN_FLOWS), flows)?;
     for name in PINNED_MAPS {
         let path = pins.maps().join(name);
         let map = object.maps.get(name).ok_or(LoadError::MissingMap(name))?;
@@ -155,6 +164,15 @@ pub fn verified(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<()
     result
 }
 
+/// Has the load make SEEN_FLOWS anew, if the mode of flows has changed.
+fn unpin_of_other_mode(path: PathBuf, flows: FlowMode) -> Result<(), LoadError> {
+    match seen_flows::is_of_other_mode(&path, flows) {
+        Ok(false) => Ok(()),
+        Ok(true) => std::fs::remove_file(&path).map_err(|source| LoadError::Unpin { path, source }),
+        Err(source) => Err(LoadError::Inspect { path, source }),
+    }
+}
+
 fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
     if !path.exists() {
         return Ok(());
@@ -164,7 +182,7 @@ fn compare(path: &Path, map: &aya_obj::Map) -> Result<(), LoadError> {
         source,
     };
     let info = MapInfo::from_pin(path).map_err(inspect)?;
-    let entries = if path.ends_with(CONNECTIONS) {
+    let entries = if path.ends_with(CONNECTIONS) || path.ends_with(SEEN_FLOWS) {
         info.max_entries()
     } else {
         map.max_entries()

@@ -25,6 +25,7 @@ pub mod probes;
 pub mod quota;
 pub mod reserve;
 pub mod rows;
+pub mod seen_flows;
 pub mod services;
 pub mod sk_buff;
 pub mod tables;

@@ -21,6 +21,7 @@ use transitd::dataplane::bpffs::PinSettings;
 use transitd::dataplane::loader;
 use transitd::dataplane::services::{Marks, Services};
 use transitd::dataplane::tables::TableError;
+use transitd::settings::FlowMode;
 
 use crate::pressure::shrink;
 
@@ -29,6 +30,8 @@ static NEXT: AtomicU32 = AtomicU32::new(0);
 /// Pinned maps of the programs.
 pub struct Pinned {
     directory: PathBuf,
+    programs: PathBuf,
+    pins: PinSettings,
     pub maps: PathBuf,
 }
 
@@ -49,9 +52,19 @@ impl Pinned {
         shrink(&programs, map, entries, &shrunk);
         let layout = LAYOUT_VERSION;
         let pins = PinSettings { bpffs, layout };
-        loader::load(&shrunk, &pins).unwrap();
-        let maps = pins.maps();
-        Self { directory, maps }
+        let pinned = Self {
+            directory,
+            programs: shrunk,
+            maps: pins.maps(),
+            pins,
+        };
+        pinned.load(FlowMode::Off);
+        pinned
+    }
+
+    /// Opens the maps as a transitd does that starts in a mode of flows.
+    pub fn load(&self, flows: FlowMode) {
+        loader::load(&self.programs, &self.pins, flows).unwrap();
     }
 
     fn open(&self) -> Services {
