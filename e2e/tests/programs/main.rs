@@ -12,6 +12,7 @@ mod drops;
 mod ecn;
 mod egress;
 mod fixture;
+mod flow_events;
 mod fragments;
 mod frames;
 mod front_icmp;
@@ -71,6 +72,7 @@ fn every_counter_has_a_test() {
         include_str!("discovery.rs"),
         include_str!("ecn.rs"),
         include_str!("fixture.rs"),
+        include_str!("flow_events.rs"),
         include_str!("fragments.rs"),
         include_str!("front_icmp.rs"),
         include_str!("fronts.rs"),
