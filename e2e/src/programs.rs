@@ -20,6 +20,7 @@ use aya::{
 };
 use thuban_common::{
     counters::Counter,
+    flow_events::{SeenFlowEntry, SeenFlowKey},
     packet::ipv4::mapped,
     services::{CONNECTIONS_CAPACITY, QUOTA_SHARED},
     tables::{
@@ -169,6 +170,15 @@ impl Programs {
         Ok(array.set(0, config, 0)?)
     }
 
+    /// Sets flags of CONFIG beside those that are set.
+    pub fn set_flags(&mut self, flags: u32) -> Result<()> {
+        let config: ConfigEntry = self.element("CONFIG", 0)?;
+        self.configure(ConfigEntry {
+            flags: config.flags | flags,
+            ..config
+        })
+    }
+
     /// Writes the range of droplets that the uplink reaches without a gateway: the first 24 bits of this address.
     pub fn set_on_link(&mut self, [a, b, c, _]: DropletAddress) -> Result<()> {
         let mut array: Array<_, OnLinkEntry> = self.ebpf.map_mut("ON_LINK").context("ON_LINK")?.try_into()?;
@@ -314,6 +324,13 @@ impl Programs {
             }
         }
         Ok(counters)
+    }
+
+    /// Whether programs remember any flow that they told of.
+    pub fn has_seen_flows(&self) -> Result<bool> {
+        let map = self.ebpf.map("SEEN_FLOWS").context("SEEN_FLOWS")?;
+        let flows: HashMap<_, SeenFlowKey, SeenFlowEntry> = map.try_into()?;
+        Ok(flows.keys().next().is_some())
     }
 
     /// Takes the events out of DIRECT_WANTED.

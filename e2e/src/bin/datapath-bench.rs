@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use thuban_e2e::bench::datapath::{self, PlanArguments};
+use thuban_e2e::bench::datapath::{self, PlanArguments, flows};
 
 /// Measures Thuban's data plane beside plain routing and VXLAN, in namespaces of its own.
 #[derive(Parser)]
@@ -11,8 +11,12 @@ use thuban_e2e::bench::datapath::{self, PlanArguments};
 struct Arguments {
     #[command(flatten)]
     plan: PlanArguments,
+    /// Measure instead what telling of flows costs: off, drops and all beside each other
+    #[arg(long)]
+    flows: bool,
 }
 
 fn main() -> ExitCode {
-    Arguments::parse().plan.run(datapath::run)
+    let Arguments { plan, flows } = Arguments::parse();
+    plan.run(if flows { flows::run } else { datapath::run })
 }

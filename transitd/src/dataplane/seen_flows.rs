@@ -23,7 +23,7 @@ pub const fn flags(mode: FlowMode) -> u32 {
 }
 
 /// Returns how many entries the table has. No map has none.
-pub(super) const fn entries(mode: FlowMode) -> u32 {
+pub const fn entries(mode: FlowMode) -> u32 {
     match mode {
         FlowMode::Off => 1,
         FlowMode::Drops => SEEN_DROPS_CAPACITY,

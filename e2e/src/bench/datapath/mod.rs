@@ -4,6 +4,7 @@
 //! are compared. Comparisons are ratios of medians within one run, because absolute numbers depend on the machine.
 //! Every case proves that its traffic went the way that its name says.
 
+pub mod flows;
 mod plot;
 pub mod rigs;
 mod targets;

@@ -1,16 +1,25 @@
 //! Kernel memory of all maps of a droplet with 100 pods, 10,000 bouncer rows, 1,000 droplets, 100 VPCs and 300
 //! networks, as the kernel accounts it (`memlock` in fdinfo). The node has 16 GiB of memory, which decides the size of
-//! CONNECTIONS. Once more with Services in use: 1,000 of them with ten backends each, and 10,000 connections. And what
-//! a set of policies adds that has 10,000 rules for pods and as many for ranges.
+//! CONNECTIONS, and the programs tell of no flows. Once more with Services in use: 1,000 of them with ten backends each,
+//! and 10,000 connections. And what a set of policies adds that has 10,000 rules for pods and as many for ranges.
 
-use std::{collections::BTreeMap, fs, net::Ipv4Addr};
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::Ipv4Addr,
+    os::fd::{AsFd, AsRawFd},
+};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use aya::maps::Map;
 use thuban_common::{
     services::{ConnectionEntry, ConnectionKey, FORWARD, REVERSE},
     tables::{AttachmentEntry, DropletEntry, LocalEntry, RemoteRow, SubnetEntry, VpcEntry},
 };
-use transitd::dataplane::connections::entries_for;
+use transitd::{
+    dataplane::{connections::entries_for, seen_flows},
+    settings::FlowMode,
+};
 
 use crate::{
     bench::{
@@ -56,7 +65,10 @@ impl Case for MemoryCase {
                 .map(|(_, bytes)| bytes)
                 .sum())
         };
-        let mut programs = Programs::open(&[("CONNECTIONS", entries_for(NODE))])?;
+        let mut programs = Programs::open(&[
+            ("CONNECTIONS", entries_for(NODE)),
+            ("SEEN_FLOWS", seen_flows::entries(FlowMode::Off)),
+        ])?;
         fill(&mut programs)?;
         if self.0 == WITH_SERVICES {
             fill_services(&mut programs)?;
@@ -70,6 +82,43 @@ impl Case for MemoryCase {
     }
 }
 
+/// The maps by which programs tell of flows.
+pub struct FlowsCase {
+    pub name: String,
+    /// Entries of SEEN_FLOWS.
+    pub entries: u32,
+}
+
+impl Case for FlowsCase {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn metrics(&self) -> Vec<&'static str> {
+        vec!["map_mib"]
+    }
+
+    fn measure(&mut self, _plan: &Plan) -> Result<Vec<Sample>> {
+        let programs = Programs::open(&[("SEEN_FLOWS", self.entries)])?;
+        let mut bytes = 0;
+        for name in ["SEEN_FLOWS", "FLOW_BUDGETS", "FLOW_EVENTS"] {
+            let (Map::LruHashMap(data) | Map::RingBuf(data)) = programs.ebpf.map(name).context(name)? else {
+                bail!("{name} is of another type");
+            };
+            let path = format!("/proc/self/fdinfo/{}", data.fd().as_fd().as_raw_fd());
+            let text = fs::read_to_string(&path).context(path)?;
+            bytes += field(&text, "memlock:").with_context(|| format!("no memory of {name}"))?;
+        }
+        Ok(vec![Sample::new("map_mib", "MiB", float(bytes) / float(1 << 20))])
+    }
+}
+
+/// Returns a number of a file in fdinfo.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find(|line| line.starts_with(name))?;
+    line.split_once(':')?.1.trim().parse().ok()
+}
+
 /// Returns the bytes of every map that this process holds, by id.
 fn maps() -> Result<BTreeMap<u64, u64>> {
     let mut maps = BTreeMap::new();
@@ -78,11 +127,7 @@ fn maps() -> Result<BTreeMap<u64, u64>> {
         let Ok(text) = fs::read_to_string(entry?.path()) else {
             continue;
         };
-        let field = |name: &str| -> Option<u64> {
-            let line = text.lines().find(|line| line.starts_with(name))?;
-            line.split_once(':')?.1.trim().parse().ok()
-        };
-        if let (Some(id), Some(bytes)) = (field("map_id:"), field("memlock:")) {
+        if let (Some(id), Some(bytes)) = (field(&text, "map_id:"), field(&text, "memlock:")) {
             maps.insert(id, bytes);
         }
     }

@@ -17,6 +17,8 @@ mod verdicts;
 mod world;
 
 use anyhow::{Context, Result};
+use transitd::dataplane::seen_flows;
+use transitd::settings::FlowMode;
 
 use super::{Case, Plan};
 use crate::bench::{go_on, stats};
@@ -43,6 +45,16 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
     if plan.wants_case(compile::NAME) {
         cases.push(Box::new(compile::CompileCase));
     }
+    Ok(())
+}
+
+/// Sets up what flows cost in a mode: `MODE-agent`, `MODE-delivery` and `MODE-maps`.
+pub fn add_cases_of_flows(mode: &str, flows: FlowMode, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
+    verdicts::add_ends(mode, seen_flows::flags(flows), cases).context("setting up verdicts")?;
+    cases.push(Box::new(memory::FlowsCase {
+        name: format!("{mode}-maps"),
+        entries: seen_flows::entries(flows),
+    }));
     Ok(())
 }
 

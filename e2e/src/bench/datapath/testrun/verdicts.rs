@@ -140,15 +140,34 @@ struct VerdictCase {
 }
 
 pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
+    set_up(0, cases, |verdict, hook| {
+        Some(format!("prog-{verdict}-{hook}")).filter(|name| plan.wants_case(name))
+    })
+}
+
+/// Sets up the ends of packets that flows are told of, with these flags of CONFIG.
+pub fn add_ends(mode: &str, flags: u32, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
+    set_up(flags, cases, |verdict, hook| match (verdict, hook) {
+        ("agent-direct", "tc") => Some(format!("{mode}-agent")),
+        ("transit-deliver", "tc") => Some(format!("{mode}-delivery")),
+        _ => None,
+    })
+}
+
+/// Sets up the verdicts that get a name, in a world of their own.
+fn set_up(
+    flags: u32,
+    cases: &mut Vec<Box<dyn Case>>,
+    name: impl Fn(&str, &str) -> Option<String>,
+) -> Result<()> {
     let mut wanted = Vec::new();
     for verdict in verdicts() {
         for (hook, word) in [(Type::SchedCls, "tc"), (Type::Xdp, "xdp")] {
-            let name = format!("prog-{}-{word}", verdict.name);
             let expected = match hook {
                 Type::SchedCls => Some(verdict.tc),
                 Type::Xdp => verdict.xdp,
             };
-            let Some(expected) = expected.filter(|_| plan.wants_case(&name)) else {
+            let (Some(expected), Some(name)) = (expected, name(verdict.name, word)) else {
                 continue;
             };
             let program = match (verdict.origin, hook) {
@@ -170,8 +189,10 @@ pub fn add_cases(plan: &Plan, cases: &mut Vec<Box<dyn Case>>) -> Result<()> {
     if wanted.is_empty() {
         return Ok(());
     }
+    let mut world = World::new(None)?;
+    world.programs.set_flags(flags)?;
     let shared = Arc::new(Shared {
-        world: World::new(None)?,
+        world,
         idle_tc: raw::load(Type::SchedCls, &answer(TC_OK))?,
         idle_xdp: raw::load(Type::Xdp, &answer(XDP_PASS))?,
     });
