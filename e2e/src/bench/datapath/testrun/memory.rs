@@ -1,7 +1,7 @@
 //! Kernel memory of all maps of a droplet with 100 pods, 10,000 bouncer rows, 1,000 droplets, 100 VPCs and 300
 //! networks, as the kernel accounts it (`memlock` in fdinfo). The node has 16 GiB of memory, which decides the size of
-//! CONNECTIONS, and the programs tell of no flows. Once more with Services in use: 1,000 of them with ten backends each,
-//! and 10,000 connections. And what a set of policies adds that has 10,000 rules for pods and as many for ranges.
+//! CONNECTIONS, and the programs tell of no flows. Once more with Services in use: 1,000 of them with ten backends
+//! each, and 10,000 connections. And what a set of policies adds that has 10,000 rules for pods and as many for ranges.
 
 use std::{
     collections::BTreeMap,
