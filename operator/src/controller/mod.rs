@@ -15,6 +15,7 @@ mod cache;
 mod claim;
 mod cluster_network_policy;
 mod context;
+mod crowding;
 pub mod defaults;
 mod deletion;
 mod denial;

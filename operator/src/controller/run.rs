@@ -24,7 +24,7 @@ use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
 use crate::controller::{
-    attach, claim, cluster_network_policy, droplet, dropped, network, network_policy, observe, path_trace,
+    attach, claim, cluster_network_policy, crowding, droplet, dropped, network, network_policy, observe, path_trace,
     policy_state, role, service, vip_members, vni_claim, vpc,
 };
 use crate::hub::{Hub, Report, Triggers};
@@ -159,6 +159,7 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
     tasks.spawn(resync(stores.ip_claims.clone(), hub.triggers.claims.clone()));
     tasks.spawn(dropped::tell(context.clone()));
     tasks.spawn(vip_members::write(context.clone()));
+    tasks.spawn(crowding::keep(context.clone()));
     tasks.spawn(serve_when_adopted(context));
     start_hub(&hub, tasks);
     hub

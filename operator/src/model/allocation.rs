@@ -41,15 +41,25 @@ impl Family {
 pub fn propose(
     ranges: &[Cidr],
     from: Option<IpAddr>,
-    mut is_taken: impl FnMut(IpAddr) -> bool,
+    is_taken: impl FnMut(IpAddr) -> bool,
 ) -> Option<(IpAddr, Cidr)> {
-    let own = |range: &&Cidr| from.is_some_and(|from| range.contains_address(from));
-    let skipped = ranges.iter().position(|range| own(&range)).unwrap_or_default();
-    ranges.iter().skip(skipped).find_map(|range| {
-        let first = from.filter(|_| own(&range)).unwrap_or(range.base());
-        let address = range.hosts_from(first).find(|address| !is_taken(*address));
-        address.map(|address| (address, *range))
-    })
+    free(ranges, from, is_taken).next()
+}
+
+/// Yields the addresses of the ranges that are not taken, each with its range: the lowest of each range first. `from`
+/// skips the addresses below it, in its own range.
+pub fn free(
+    ranges: &[Cidr],
+    from: Option<IpAddr>,
+    mut is_taken: impl FnMut(IpAddr) -> bool,
+) -> impl Iterator<Item = (IpAddr, Cidr)> {
+    let own = move |range: Cidr| from.is_some_and(|from| range.contains_address(from));
+    let skipped = ranges.iter().position(|range| own(*range)).unwrap_or_default();
+    let hosts = ranges.iter().skip(skipped).flat_map(move |range| {
+        let first = from.filter(|_| own(*range)).unwrap_or(range.base());
+        range.hosts_from(first).map(move |address| (address, *range))
+    });
+    hosts.filter(move |(address, _)| !is_taken(*address))
 }
 
 /// Returns for how many endpoints a network has IPv4 addresses: every endpoint has one, and IPv6 ranges are larger.

@@ -9,6 +9,7 @@ pub mod backends;
 pub mod bandwidth;
 pub mod budgets;
 pub mod cached;
+pub mod crowding;
 pub mod denial_reports;
 pub mod drop_reports;
 pub mod droplet;

@@ -1,8 +1,9 @@
 //! Strips objects: only what reconcilers read is kept in memory.
 //!
 //! Invariant: objects that the operator writes lose nothing but `managedFields`, which the API server then takes from
-//! its own copy of the object. The operator never writes pods, nodes, namespaces, Services, slices and policies: of
-//! these only the fields that are named here are left. Neither does it write the metadata of PathTraces.
+//! its own copy of the object. The operator never writes nodes, namespaces, Services, slices and policies, and of pods
+//! only some labels (see `crowding`): of these only the fields that are named here are left. Neither does it write the
+//! metadata of PathTraces.
 
 use k8s_openapi::api::core::v1::{Namespace, Node, NodeCondition, NodeSpec, NodeStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;

@@ -403,6 +403,14 @@ impl World {
         endpoints.any(|endpoint| endpoint.droplet == droplet)
     }
 
+    /// Returns the droplets on which an endpoint of any VPC has the address.
+    pub fn droplets_using(&self, address: IpAddr) -> BTreeSet<&str> {
+        let names = self.by_address.get(&address).into_iter().flatten();
+        let endpoints = names.filter_map(|name| self.endpoints.get(name));
+        let droplets = endpoints.map(|endpoint| endpoint.droplet.as_str());
+        droplets.filter(|droplet| !droplet.is_empty()).collect()
+    }
+
     /// Returns the endpoint that has an address, by VNI.
     pub fn holder(&self, vni: Vni, address: IpAddr) -> Option<&EndpointName> {
         let mut names = self.by_address.get(&address).into_iter().flatten();
