@@ -8,6 +8,7 @@ mod late;
 mod bandwidth;
 mod bouncers;
 mod conditions;
+mod crowded;
 mod denied;
 mod dropped;
 mod forged;

@@ -119,6 +119,8 @@ fn target(path: &str) -> Option<Target> {
         [plural] => (*plural, "", false),
         [plural, name] => (*plural, *name, false),
         [plural, name, "status"] => (*plural, *name, true),
+        // Who posts to an object evicts it.
+        [plural, name, "eviction"] => (*plural, *name, false),
         _ => return None,
     };
     Some(Target::Object {
@@ -462,6 +464,11 @@ fn perform(
             let object = state.store.get(kind, namespace, name).ok_or(NOT_FOUND)?;
             Ok((200, object.bytes.clone()))
         }
+        "POST" if !name.is_empty() => {
+            let preconditions = preconditions(&read()?["deleteOptions"]);
+            let deleted = state.store.delete(kind, namespace, name, &preconditions, false)?;
+            Ok((201, deleted))
+        }
         "POST" => {
             let value = read()?;
             let name = text(&value, "/metadata/name").to_owned();
@@ -477,21 +484,25 @@ fn perform(
         }
         "DELETE" => {
             let options = if body.is_empty() { Value::Null } else { read()? };
-            let precondition = |path: &str| {
-                let value = options.pointer(path).and_then(Value::as_str);
-                value.map(str::to_owned)
-            };
-            let preconditions = Preconditions {
-                uid: precondition("/preconditions/uid"),
-                version: precondition("/preconditions/resourceVersion"),
-            };
             let foreground = text(&options, "/propagationPolicy") == "Foreground";
             let deleted = state
                 .store
-                .delete(kind, namespace, name, &preconditions, foreground)?;
+                .delete(kind, namespace, name, &preconditions(&options), foreground)?;
             Ok((200, deleted))
         }
         _ => Err(INVALID),
+    }
+}
+
+/// Returns the preconditions of options of a deletion.
+fn preconditions(options: &Value) -> Preconditions {
+    let precondition = |path: &str| {
+        let value = options.pointer(path).and_then(Value::as_str);
+        value.map(str::to_owned)
+    };
+    Preconditions {
+        uid: precondition("/preconditions/uid"),
+        version: precondition("/preconditions/resourceVersion"),
     }
 }
 

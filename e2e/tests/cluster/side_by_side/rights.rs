@@ -43,7 +43,8 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "nodes/finalizers []: update",
         "pathtraces.thuban.dev []: delete list watch",
         "pathtraces.thuban.dev/status []: patch update",
-        "pods []: list watch",
+        "pods []: get list watch",
+        "pods/eviction []: create",
         "policystates.thuban.dev []: create delete list watch",
         "policystates.thuban.dev/status []: patch update",
         "servicecidrs.networking.k8s.io []: list watch",
@@ -67,7 +68,8 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         all.sort();
         all
     };
-    let at_home = with(&[
+    // Of rights to pods there is one line, with those of everywhere.
+    let mut at_home = with(&[
         "configmaps []: create",
         "configmaps [thuban-operator-ca]: patch",
         "leases.coordination.k8s.io []: create",
@@ -75,6 +77,9 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "secrets []: create",
         "secrets [thuban-operator-ca]: get update",
     ]);
+    for grant in at_home.iter_mut().filter(|grant| grant.starts_with("pods []")) {
+        *grant = "pods []: get list patch watch".to_owned();
+    }
     assert_eq!(operator.grants(SYSTEM).unwrap(), at_home);
     // Those of the version before.
     let heartbeats = with(&["leases.coordination.k8s.io []: delete get list patch"]);
@@ -92,6 +97,19 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
             operator.kubectl(arguments),
             &["thuban-operator", "cannot"],
         );
+    }
+}
+
+#[test]
+fn operator_writes_nothing_of_pods_but_its_own_labels() {
+    let cluster = &tenants().cluster;
+    let operator = Actor::service_account(cluster, SYSTEM, "thuban-operator").unwrap();
+    let transitd = cluster.transitd_pod(NODE).unwrap();
+    let label =
+        |label: &str| operator.kubectl(&["label", "--dry-run=server", "pod", "-n", SYSTEM, &transitd, label]);
+    label("full.thuban.dev/red-web=").unwrap();
+    for other in ["a=b", "app.kubernetes.io/part-of-"] {
+        operator.is_refused(other, label(other), &["full.thuban.dev/"]);
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::time::sleep;
 
+use super::crowded::{delete_tiny_networks, has_address, tiny_networks};
 use super::{begin, check, delete, end_everything, endpoint_db, is_provisioned, pod_of_db, until};
 use crate::cluster::add_pod;
 use crate::kind::Kind;
@@ -114,35 +115,7 @@ fn addresses_that_come_to_an_end_are_told_of() {
 fn a_pod_hears_that_other_vpcs_have_all_addresses_on_its_node() {
     check("used on the node", 1, async |simulation| {
         begin(simulation, 1).await;
-        simulation.with(|state| {
-            let vpc = json!({
-                "metadata": {},
-                "spec": {"cidrs": ["10.0.0.0/16"], "dividers": 1, "allowedNamespaces": {}},
-            });
-            let _ = state.store.create(Kind::Vpc, "", "blue", vpc);
-            // Pods get one address of each.
-            for vpc in ["red", "blue"] {
-                let network = json!({
-                    "metadata": {},
-                    "spec": {"vpc": vpc, "cidrs": ["10.0.2.0/30"], "bouncers": 1, "allowedNamespaces": {}},
-                });
-                let _ = state
-                    .store
-                    .create(Kind::Network, "", &format!("tiny-{vpc}"), network);
-            }
-        });
-        until(simulation, "both networks are there", |state| {
-            ["tiny-red", "tiny-blue"]
-                .iter()
-                .all(|name| is_provisioned(state, Kind::Network, "", name))
-        })
-        .await;
-        let has_address = |state: &State, pod: &str| {
-            let mut endpoints = state.store.values(Kind::Endpoint);
-            endpoints.any(|endpoint| {
-                text(endpoint, "/spec/podRef/name") == pod && text(endpoint, "/status/phase") == "Provisioned"
-            })
-        };
+        tiny_networks(simulation).await;
         let pods = [
             ("a", "n0", "tiny-red"),
             ("b", "n0", "tiny-blue"),
@@ -174,10 +147,7 @@ fn a_pod_hears_that_other_vpcs_have_all_addresses_on_its_node() {
         for (name, ..) in pods {
             delete(simulation, Kind::Pod, NAMESPACES[0], name);
         }
-        for network in ["tiny-red", "tiny-blue"] {
-            delete(simulation, Kind::Network, "", network);
-        }
-        delete(simulation, Kind::Vpc, "", "blue");
+        delete_tiny_networks(simulation);
         end_everything(simulation).await;
     });
 }
