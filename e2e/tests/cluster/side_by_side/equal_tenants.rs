@@ -144,8 +144,11 @@ impl<'a> Policy<'a> {
     fn new(cluster: &'a Cluster, namespace: &str) -> Result<Self> {
         cluster.kubectl_apply(&std::fs::read_to_string(POLICY)?)?;
         let policy = Self(cluster);
+        // It waits, so that it takes no address.
+        let mut probe = pod(namespace, "probe");
+        probe["spec"]["schedulingGates"] = json!([{"name": "thuban.dev/probe"}]);
         cluster.wait_for("the policy changes pods", Duration::from_secs(30), || {
-            apply(cluster, &[pod(namespace, "probe")])?;
+            apply(cluster, std::slice::from_ref(&probe))?;
             let made = get(cluster, &["pod", "-n", namespace, "probe"])?;
             delete(cluster, &["pod", "-n", namespace, "probe"])?;
             Ok(made["spec"]["affinity"].to_string().contains("full.thuban.dev/"))
