@@ -1,5 +1,5 @@
-//! Decides on which droplets other VPCs have all free addresses of a network, how the scheduler hears of that, and which
-//! pods may be moved away.
+//! Decides on which droplets other VPCs have all free addresses of a network, how the scheduler hears of that, and
+//! which pods may be moved away.
 //!
 //! Invariant: a network without any free address is full everywhere, and crowded out nowhere: no other node would help.
 

@@ -1,5 +1,5 @@
-//! Tells the scheduler on which nodes a network is crowded out: other VPCs have all of its free addresses there. The pod
-//! of transitd on such a node has a label of the network, and pods of the network keep off such pods.
+//! Tells the scheduler on which nodes a network is crowded out: other VPCs have all of its free addresses there. The
+//! pod of transitd on such a node has a label of the network, and pods of the network keep off such pods.
 //!
 //! Invariant: labels follow from the world alone, so that the next leader puts right what this one left. A label is
 //! written at most once in [`LOOK`] a node.

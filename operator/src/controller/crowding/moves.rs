@@ -1,5 +1,5 @@
-//! Moves pods that came to a node before the scheduler knew that their network is crowded out there: the pod is evicted,
-//! and its controller makes another one.
+//! Moves pods that came to a node before the scheduler knew that their network is crowded out there: the pod is
+//! evicted, and its controller makes another one.
 //!
 //! Invariant: only pods of which nothing has started are evicted, and only if the next one keeps off the node.
 
