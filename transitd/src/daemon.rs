@@ -42,6 +42,7 @@ use crate::dataplane::probes::Probes;
 use crate::dataplane::seen_flows;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config, write_on_link};
+use crate::dial::lease::Locator;
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
@@ -54,7 +55,6 @@ use crate::netlink::{self, NetlinkError, aggregation, ethtool, host, sysctl, vet
 use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
-use crate::operator::lease::Locator;
 use crate::program::Silent;
 use crate::settings::{Aggregation, FlowMode, MetricsAddress, RunSettings};
 use crate::socket::{self, ServerError};
@@ -255,10 +255,7 @@ fn metrics_address(node: &Node) -> Option<SocketAddr> {
 
 fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator {
     match kubernetes {
-        Some(client) => Locator::Lease(Box::new(kube::Api::namespaced(
-            client.clone(),
-            &settings.namespace,
-        ))),
+        Some(kubernetes) => Locator::by_lease(kubernetes.clone(), &settings.namespace, client::LEASE),
         None => Locator::Fixed {
             address: settings.operator_address.clone().unwrap_or_default(),
             bundle: settings.operator_ca.clone().unwrap_or_default(),

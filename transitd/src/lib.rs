@@ -11,6 +11,7 @@ pub mod contact;
 pub mod daemon;
 pub mod dataplane;
 pub mod denials;
+pub mod dial;
 pub mod dns;
 pub mod endpoints;
 pub mod follow;

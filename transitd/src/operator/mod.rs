@@ -1,9 +1,8 @@
-//! The operator's side of transitd: find it, dial it, hold one stream, apply what it sends.
+//! The operator's side of transitd: dial it, hold one stream, apply what it sends.
 //!
 //! Invariant: nothing is torn down when the operator is away; the tables stay as they are.
 
 pub mod client;
 pub mod epoch;
-pub mod lease;
 pub mod peer;
 pub mod session;

@@ -14,6 +14,7 @@ use kube::api::PostParams;
 use kube::{Api, Client, Error};
 use thiserror::Error;
 use thuban_api::{Droplet, DropletSpec};
+use thuban_client::jitter::around;
 use tokio::sync::Notify;
 use tokio::time::MissedTickBehavior;
 use tracing::{info, warn};
@@ -21,7 +22,6 @@ use tracing::{info, warn};
 use crate::dataplane::hooks::AgentHook;
 use crate::netlink::shaper;
 use crate::node::Node;
-use crate::operator::client::jittered;
 
 /// The time between looks at the node's own facts, between attempts after an error, and between reads without a stream.
 const LOOK_EVERY: Duration = Duration::from_secs(10);
@@ -63,7 +63,7 @@ pub async fn keep(
         tokio::select! {
             _ = looks.tick() => {}
             () = opened.notified() => {
-                tokio::time::sleep(jittered(SPREAD)).await;
+                tokio::time::sleep(around(SPREAD)).await;
                 registered = None;
             }
         }

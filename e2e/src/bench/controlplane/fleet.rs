@@ -17,7 +17,8 @@ use serde_json::json;
 use thuban_api::{Droplet, DropletSpec, SYSTEM_NAMESPACE};
 use tokio::task::JoinHandle;
 use transitd::{
-    operator::{client, epoch::Epoch, lease::Locator},
+    dial::lease::Locator,
+    operator::{client, epoch::Epoch},
     tasks::register,
 };
 
@@ -101,8 +102,7 @@ impl Fleet {
         let name = node_name(number);
         let epoch = Epoch::open(token.with_extension("epoch"))?;
         let droplet = Arc::new(Hollow::new(name, token, Arc::clone(book)));
-        let leases = Api::namespaced(plane.transitd.clone(), SYSTEM_NAMESPACE);
-        let locator = Locator::Lease(Box::new(leases));
+        let locator = Locator::by_lease(plane.transitd.clone(), SYSTEM_NAMESPACE, client::LEASE);
         self.tasks
             .push(tokio::spawn(client::run(Arc::clone(&droplet), locator, epoch)));
         let (registered, droplets) = (Arc::clone(&droplet), Api::all(plane.transitd.clone()));

@@ -1,4 +1,4 @@
-//! Finds the operator's address: in its Lease, which is read only while disconnected, or fixed by flags.
+//! Finds a server's address: in its Lease, which is read only while disconnected, or fixed by flags.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -9,8 +9,6 @@ use kube::api::GetParams;
 use thiserror::Error;
 use tokio::time::timeout;
 
-/// Name of the operator's Lease.
-const OPERATOR_LEASE: &str = "thuban-operator";
 /// host:port of the leader.
 const ADDRESS: &str = "thuban.dev/address";
 /// PEM of the CA certificates that the leader's certificate may chain to.
@@ -18,21 +16,30 @@ const CA_BUNDLE: &str = "thuban.dev/ca-bundle";
 
 #[derive(Debug, Error)]
 pub enum LeaseError {
-    #[error("cannot read the Lease {OPERATOR_LEASE}")]
-    Read(#[source] kube::Error),
+    #[error("cannot read the Lease {name}")]
+    Read { name: &'static str, source: kube::Error },
     #[error("the API server does not answer")]
     Silent,
-    #[error("the Lease {OPERATOR_LEASE} has no annotation {0}; no operator leads yet")]
-    Annotation(&'static str),
+    #[error("the Lease {name} has no annotation {annotation}; nobody leads yet")]
+    Annotation {
+        name: &'static str,
+        annotation: &'static str,
+    },
     #[error("cannot read the CA bundle {path}")]
     Bundle { path: PathBuf, source: std::io::Error },
 }
 
-/// How to find the operator.
+/// How to find a server.
 #[derive(Clone, Debug)]
 pub enum Locator {
-    Lease(Box<Api<Lease>>),
-    Fixed { address: String, bundle: PathBuf },
+    Lease {
+        leases: Box<Api<Lease>>,
+        name: &'static str,
+    },
+    Fixed {
+        address: String,
+        bundle: PathBuf,
+    },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,7 +51,15 @@ pub struct Location {
 }
 
 impl Locator {
-    /// Finds the operator within `patience`.
+    /// Returns the way by the Lease of that name.
+    pub fn by_lease(client: kube::Client, namespace: &str, name: &'static str) -> Self {
+        Self::Lease {
+            leases: Box::new(Api::namespaced(client, namespace)),
+            name,
+        }
+    }
+
+    /// Finds the server within `patience`.
     pub async fn locate(&self, patience: Duration) -> Result<Location, LeaseError> {
         match self {
             Self::Fixed { address, bundle } => {
@@ -57,15 +72,19 @@ impl Locator {
                     ca_bundle,
                 })
             }
-            Self::Lease(api) => {
-                // The Lease comes from the API server's cache: all droplets ask at once when the operator is gone.
+            Self::Lease { leases, name } => {
+                let name = *name;
+                // The Lease comes from the API server's cache: all droplets ask at once when the server is gone.
                 let parameters = GetParams::any();
-                let lease = timeout(patience, api.get_with(OPERATOR_LEASE, &parameters))
+                let lease = timeout(patience, leases.get_with(name, &parameters))
                     .await
                     .map_err(|_| LeaseError::Silent)?
-                    .map_err(LeaseError::Read)?;
+                    .map_err(|source| LeaseError::Read { name, source })?;
                 let annotations = lease.metadata.annotations.unwrap_or_default();
-                let value = |name| annotations.get(name).cloned().ok_or(LeaseError::Annotation(name));
+                let value = |annotation: &'static str| {
+                    let found = annotations.get(annotation).cloned();
+                    found.ok_or(LeaseError::Annotation { name, annotation })
+                };
                 Ok(Location {
                     address: value(ADDRESS)?,
                     ca_bundle: value(CA_BUNDLE)?,
