@@ -31,7 +31,7 @@ use crate::boot_file::BootFile;
 use crate::cni;
 use crate::contact::Contact;
 use crate::dataplane::connections;
-use crate::dataplane::events::{self, EventError};
+use crate::dataplane::events;
 use crate::dataplane::filter;
 use crate::dataplane::hook::Hook;
 use crate::dataplane::hooks::{self, AgentHook, TransitHook, TransitHookChoice};
@@ -39,6 +39,7 @@ use crate::dataplane::links::Links;
 use crate::dataplane::loader::{self, LoadError};
 use crate::dataplane::pins::LinkingError;
 use crate::dataplane::probes::Probes;
+use crate::dataplane::ring::RingError;
 use crate::dataplane::seen_flows;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config, write_on_link};
@@ -118,7 +119,7 @@ pub enum DaemonError {
     #[error(transparent)]
     Tables(#[from] TableError),
     #[error(transparent)]
-    Events(#[from] EventError),
+    Events(#[from] RingError),
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]

@@ -4,61 +4,38 @@
 use std::path::Path;
 
 use aya::Ebpf;
-use aya::maps::{Map, MapData, MapError, RingBuf};
 use aya_log::EbpfLogger;
-use thiserror::Error;
 use thuban_common::tables::EndpointKey;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-#[derive(Debug, Error)]
-pub enum EventError {
-    #[error("cannot open the ring buffer DIRECT_WANTED")]
-    Open(#[source] MapError),
-    #[error("cannot wait on a ring buffer")]
-    Wait(#[source] std::io::Error),
-}
+use super::ring::{Ring, RingError, decode};
+
+/// The most events that are read in a row.
+const BATCH: usize = 256;
 
 /// Forwards each wanted address; ends when the receiver is gone. A full channel drops: the agent asks again.
-pub fn watch_wanted(maps: &Path, wanted: mpsc::Sender<EndpointKey>) -> Result<(), EventError> {
-    let data = MapData::from_pin(maps.join("DIRECT_WANTED")).map_err(EventError::Open)?;
-    let ring = RingBuf::try_from(Map::RingBuf(data)).map_err(EventError::Open)?;
-    // SAFETY: the ring buffer owns its file descriptor and never changes it.
-    let ring = unsafe { AsyncFd::register_with_interest(ring, Interest::READABLE) };
-    let mut ring = ring.map_err(|error| EventError::Wait(error.into_parts().1))?;
+pub fn watch_wanted(maps: &Path, wanted: mpsc::Sender<EndpointKey>) -> Result<(), RingError> {
+    let mut ring = Ring::open(maps, "DIRECT_WANTED")?;
     tokio::spawn(async move {
-        loop {
-            let mut guard = match ring.readable_mut().await {
-                Ok(guard) => guard,
-                Err(error) => {
-                    warn!(
-                        error = &error as &dyn std::error::Error,
-                        "the ring buffer of wanted rows is lost"
-                    );
-                    return;
+        while !wanted.is_closed() {
+            let forward = |record: &[u8]| {
+                if let Some(key) = decode(record) {
+                    let _ = wanted.try_send(key);
                 }
             };
-            while let Some(item) = guard.get_inner_mut().next() {
-                if let Some(key) = decode(&item)
-                    && matches!(wanted.try_send(key), Err(mpsc::error::TrySendError::Closed(_)))
-                {
-                    return;
-                }
+            if let Err(error) = ring.read(BATCH, forward).await {
+                warn!(
+                    error = &error as &dyn std::error::Error,
+                    "the ring buffer of wanted rows is lost"
+                );
+                return;
             }
-            guard.clear_ready();
         }
     });
     Ok(())
-}
-
-fn decode(record: &[u8]) -> Option<EndpointKey> {
-    let vni = u32::from_ne_bytes(record.get(..4)?.try_into().ok()?);
-    Some(EndpointKey {
-        vni,
-        address: record.get(4..20)?.try_into().ok()?,
-    })
 }
 
 /// Forwards the log lines of this process's programs. Programs without log statements have no such map.
@@ -100,6 +77,6 @@ mod tests {
                 address: [9; 16]
             })
         );
-        assert_eq!(decode(&record[..19]), None);
+        assert_eq!(decode::<EndpointKey>(&record[..19]), None);
     }
 }

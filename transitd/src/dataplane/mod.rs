@@ -24,6 +24,7 @@ pub mod policy;
 pub mod probes;
 pub mod quota;
 pub mod reserve;
+pub mod ring;
 pub mod rows;
 pub mod seen_flows;
 pub mod services;

@@ -15,7 +15,7 @@ use tokio::time::{Sleep, sleep, timeout};
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Response, Status, Streaming};
 
-use super::decode;
+use crate::dataplane::ring::decode;
 use crate::socket;
 
 /// How long the daemon may take to begin.

@@ -8,20 +8,18 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use aya::maps::{Map, MapData, RingBuf};
 use thiserror::Error;
 use thuban_proto::inspect::FollowReply;
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::sync::mpsc::{self, error::TrySendError};
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tracing::warn;
 
-use super::{LEASE, Source, decode, now};
+use super::{LEASE, Source, now};
 use crate::cni::error::chain;
 use crate::dataplane::counters::{CounterError, Counters};
+use crate::dataplane::ring::{Ring, RingError, decode};
 use crate::dataplane::tables::TableError;
 
 /// The most followers of a ring buffer at a time.
@@ -49,11 +47,8 @@ pub enum FollowError {
     Tables(#[from] TableError),
     #[error(transparent)]
     Counters(#[from] CounterError),
-    #[error("cannot wait for the ring buffer {name}")]
-    Wait {
-        name: &'static str,
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Ring(#[from] RingError),
 }
 
 impl From<&FollowError> for Status {
@@ -62,7 +57,7 @@ impl From<&FollowError> for Status {
         match error {
             FollowError::TooMany(_) => Self::resource_exhausted(message),
             FollowError::Ending => Self::unavailable(message),
-            FollowError::Tables(_) | FollowError::Counters(_) | FollowError::Wait { .. } => {
+            FollowError::Tables(_) | FollowError::Counters(_) | FollowError::Ring(_) => {
                 Self::internal(message)
             }
         }
@@ -95,9 +90,9 @@ impl<S: Source> Followers<S> {
         let mut shared = lock(&self.shared);
         shared.check_room()?;
         if shared.source.is_none() {
-            let ring = Ring::open::<S>(&self.maps)?;
+            let records = Records::open::<S>(&self.maps)?;
             shared.source = Some(S::open(&self.maps)?);
-            tokio::spawn(read(Arc::clone(&self.shared), ring));
+            tokio::spawn(read(Arc::clone(&self.shared), records));
         }
         shared.add(wanted)
     }
@@ -115,29 +110,20 @@ fn lock<S: Source>(shared: &Mutex<Shared<S>>) -> MutexGuard<'_, Shared<S>> {
 }
 
 /// The open ring buffer, and the counter of what it had no room for.
-struct Ring {
-    records: AsyncFd<RingBuf<MapData>>,
+struct Records {
+    ring: Ring,
     counters: Counters,
     lost: u64,
 }
 
-impl Ring {
+impl Records {
     /// Opens the pinned ring buffer, and empties it of records that an earlier reader left.
     fn open<S: Source>(maps: &Path) -> Result<Self, FollowError> {
-        let name = S::RING;
-        let open = |source| TableError::Open { name, source };
-        let data = MapData::from_pin(maps.join(name)).map_err(open)?;
-        let mut records = RingBuf::try_from(Map::RingBuf(data)).map_err(open)?;
-        while records.next().is_some() {}
-        // SAFETY: the ring buffer owns its file descriptor and never changes it.
-        #[allow(unsafe_code)]
-        let records = unsafe { AsyncFd::register_with_interest(records, Interest::READABLE) };
+        let mut ring = Ring::open(maps, S::RING)?;
+        ring.clear();
         let counters = Counters::open(maps)?;
         Ok(Self {
-            records: records.map_err(|error| FollowError::Wait {
-                name,
-                source: error.into_parts().1,
-            })?,
+            ring,
             lost: counters.get(S::LOST)?,
             counters,
         })
@@ -145,22 +131,9 @@ impl Ring {
 
     /// Waits for records, and gives them to the followers.
     async fn give<S: Source>(&mut self, shared: &Mutex<Shared<S>>) -> Result<(), FollowError> {
-        let ready = self.records.readable_mut().await;
-        let mut ready = ready.map_err(|source| FollowError::Wait {
-            name: S::RING,
-            source,
-        })?;
-        let is_full = {
-            let mut shared = lock(shared);
-            (0..BATCH).all(|_| {
-                let record = ready.get_inner_mut().next();
-                record.map(|record| shared.give(&record)).is_some()
-            })
-        };
+        let is_full = self.ring.read(BATCH, |record| lock(shared).give(record)).await?;
         if is_full {
             sleep(PAUSE).await;
-        } else {
-            ready.clear_ready();
         }
         Ok(())
     }
@@ -174,13 +147,13 @@ impl Ring {
 }
 
 /// Reads the ring buffer until nobody follows.
-async fn read<S: Source>(shared: Arc<Mutex<Shared<S>>>, mut ring: Ring) {
+async fn read<S: Source>(shared: Arc<Mutex<Shared<S>>>, mut records: Records) {
     let mut renewal = interval_at(Instant::now() + RENEWAL, RENEWAL);
     renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let done = tokio::select! {
-            given = ring.give(&shared) => given.map(|()| true),
-            _ = renewal.tick() => ring.take_lost::<S>().and_then(|lost| lock(&shared).renew(lost)),
+            given = records.give(&shared) => given.map(|()| true),
+            _ = renewal.tick() => records.take_lost::<S>().and_then(|lost| lock(&shared).renew(lost)),
         };
         match done {
             Ok(true) => {}

@@ -46,26 +46,3 @@ pub trait Source: Send + Sized + 'static {
 pub fn now() -> u64 {
     boot::monotonic().as_nanos() as u64
 }
-
-/// Decodes a record of a ring buffer; `None` if it has another size.
-pub fn decode<T: Pod>(bytes: &[u8]) -> Option<T> {
-    if bytes.len() != size_of::<T>() {
-        return None;
-    }
-    // SAFETY: long enough, any bytes are a record, and the record is copied.
-    #[allow(unsafe_code)]
-    Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::decode;
-
-    #[test]
-    fn a_record_is_read_whole_or_not_at_all() {
-        let bytes = 7_u64.to_ne_bytes();
-        assert_eq!(decode::<u64>(&bytes), Some(7));
-        assert_eq!(decode::<u64>(&bytes[..7]), None);
-        assert_eq!(decode::<u32>(&bytes), None);
-    }
-}

@@ -21,7 +21,7 @@ use tokio_stream::StreamExt;
 use tracing::warn;
 
 use crate::attachments::Attachment;
-use crate::follow::decode;
+use crate::dataplane::ring::decode;
 use crate::follow::followers::Replies;
 use crate::netlink::{NetlinkError, namespace};
 use crate::node::Node;
