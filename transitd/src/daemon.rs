@@ -43,7 +43,6 @@ use crate::dataplane::ring::RingError;
 use crate::dataplane::seen_flows;
 use crate::dataplane::services::{Marks, Services};
 use crate::dataplane::tables::{TableError, Tables, write_config, write_on_link};
-use crate::dial::lease::Locator;
 use crate::endpoints::Endpoints;
 use crate::install::{self, InstallError};
 use crate::metrics::Reclaimed;
@@ -57,6 +56,7 @@ use crate::node::{Fixed, Node};
 use crate::operator::client;
 use crate::operator::epoch::{Epoch, EpochError};
 use crate::program::Silent;
+use crate::servers;
 use crate::settings::{Aggregation, FlowMode, MetricsAddress, RunSettings};
 use crate::socket::{self, ServerError};
 use crate::state::State;
@@ -64,7 +64,7 @@ use crate::state::policies::Policies;
 use crate::tasks::{
     check_backends, dns_views, expire_connections, expire_policies, follow_routes, health_checks,
     host_endpoint, limit_pods, node_port_lease, probe_members, reclaim, register, report_denials,
-    report_loads, restore_rules, shape_pods, subscribe, watch_uplink,
+    report_loads, restore_rules, shape_pods, subscribe, tell_flows, watch_uplink,
 };
 use crate::{boot, metrics};
 
@@ -156,12 +156,15 @@ pub async fn run(settings: RunSettings) -> Result<(), DaemonError> {
     }
     thuban_telemetry::traces::begin("transitd", &settings.node_name);
     let (node, wanted, probes) = start(settings).await?;
-    let locator = locator(&node.settings, kubernetes.as_ref());
+    let locator = servers::operator(&node.settings, kubernetes.as_ref());
     let epoch = Epoch::open(node.settings.state_dir.join("epoch"))?;
     tokio::spawn(client::run(Arc::clone(&node), locator, epoch));
     tokio::spawn(subscribe::run(Arc::clone(&node), wanted));
     tokio::spawn(report_loads::run(Arc::clone(&node)));
     tokio::spawn(report_denials::run(Arc::clone(&node)));
+    if let Some(locator) = servers::observe(&node.settings, kubernetes.as_ref()) {
+        tokio::spawn(tell_flows::run(Arc::clone(&node), locator));
+    }
     tokio::spawn(host_endpoint::run(Arc::clone(&node)));
     tokio::spawn(health_checks::run(Arc::clone(&node)));
     tokio::spawn(check_backends::run(Arc::clone(&node)));
@@ -252,16 +255,6 @@ fn metrics_address(node: &Node) -> Option<SocketAddr> {
     };
     let port = node.settings.metrics_port;
     (port != 0).then(|| SocketAddr::new(address.into(), port))
-}
-
-fn locator(settings: &RunSettings, kubernetes: Option<&kube::Client>) -> Locator {
-    match kubernetes {
-        Some(kubernetes) => Locator::by_lease(kubernetes.clone(), &settings.namespace, client::LEASE),
-        None => Locator::Fixed {
-            address: settings.operator_address.clone().unwrap_or_default(),
-            bundle: settings.operator_ca.clone().unwrap_or_default(),
-        },
-    }
 }
 
 /// Adopts the pins and the attachments, attaches every program, and clears what crashes left.

@@ -186,6 +186,13 @@ pub struct RunSettings {
         default_value = "/var/run/secrets/thuban-observe/token"
     )]
     pub observe_token_file: PathBuf,
+    /// Address (host:port) of thuban-observe, for tests and trials. transitd then reads no Lease for it. Needs
+    /// --observe-ca, and --observe-namespace too.
+    #[arg(long, env = "THUBAN_OBSERVE_ADDRESS", requires = "observe_ca")]
+    pub observe_address: Option<String>,
+    /// File (PEM) of the CA that signed thuban-observe's certificate. Needs --observe-address.
+    #[arg(long, env = "THUBAN_OBSERVE_CA", requires = "observe_address")]
+    pub observe_ca: Option<PathBuf>,
     /// TCP port of the metrics. 0 turns them off.
     #[arg(long, env = "THUBAN_TRANSITD_METRICS_PORT", default_value_t = 0)]
     pub metrics_port: u16,

@@ -31,4 +31,5 @@ pub mod services;
 pub mod sk_buff;
 pub mod tables;
 pub mod traced;
+pub mod untold_flows;
 pub mod walk;

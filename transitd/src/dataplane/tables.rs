@@ -93,6 +93,8 @@ pub const NAMES: [&str; 12] = [
     "METERS",
 ];
 
+/// Flag of an update: writes only an entry that is there (`BPF_EXIST`).
+pub(super) const IS_THERE: u64 = 2;
 pub(super) type Hash<K, V> = BpfHash<MapData, K, V>;
 
 /// All tables that user space writes.

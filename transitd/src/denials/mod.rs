@@ -14,6 +14,7 @@ use thuban_proto::inspect::DenialsRequest;
 use tokio::time::{MissedTickBehavior, interval};
 
 use crate::attachments::store::StoreError;
+use crate::boot;
 use crate::dataplane::denials;
 use crate::dataplane::tables::TableError;
 use crate::follow::asking::{AskError, Following};
@@ -127,7 +128,7 @@ impl Printer {
         }
         let (vni, set) = in_vpc(record.key.set);
         let denial = Denial {
-            time: record::wall_clock(record.entry.time),
+            time: boot::wall_clock(record.entry.time),
             names: self.pods.names(&record),
             denier: self.deniers.of(vni, set, record.key.rank).await,
             record,

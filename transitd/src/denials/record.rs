@@ -1,10 +1,9 @@
 //! A denial in words.
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 use thuban_common::policy::{DENIAL_EGRESS, DENIAL_OUTSIDE, DenialRecord, in_vpc};
 
-use crate::follow;
 use crate::program::policy::Denier;
 use crate::words::{address, by, denied_by, end, names, ports, protocol};
 
@@ -16,14 +15,6 @@ pub struct Denial {
     pub names: [Option<String>; 2],
     /// `None`: the daemon gives no answer.
     pub denier: Option<Denier>,
-}
-
-/// Returns the wall clock's time of a time since boot, ns.
-pub fn wall_clock(time: u64) -> Timestamp {
-    let age = follow::now().saturating_sub(time);
-    Timestamp::now()
-        .saturating_sub(SignedDuration::from_nanos(i64::try_from(age).unwrap_or(i64::MAX)))
-        .unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
 impl Denial {
@@ -196,11 +187,5 @@ mod tests {
             (&shown["sourcePort"], &shown["by"]["reason"]),
             (&json!(0), &json!("NoRoom"))
         );
-    }
-
-    #[test]
-    fn the_time_of_a_packet_is_by_the_wall_clock() {
-        let age = Timestamp::now().duration_since(wall_clock(follow::now() - 5_000_000_000));
-        assert!((4900..6000).contains(&age.as_millis()), "{age:?}");
     }
 }

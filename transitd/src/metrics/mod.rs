@@ -5,6 +5,7 @@
 //! for the text gives the node's state and its programs' counters.
 
 mod dns;
+mod flows;
 mod gauges;
 mod pod_traffic;
 
@@ -23,6 +24,7 @@ use thuban_proto::transit::{Nack, Program};
 use crate::attachments::store::StoreError;
 
 pub use dns::{DnsMetrics, DnsResult};
+pub use flows::FlowMetrics;
 pub use gauges::{Observed, Rows};
 pub use pod_traffic::PodTraffic;
 
@@ -111,6 +113,7 @@ struct Metrics {
     reclaimed: Family<OfKind, Counter>,
     compiled: Histogram,
     dns: DnsMetrics,
+    flows: FlowMetrics,
     gauges: gauges::Gauges,
 }
 
@@ -137,6 +140,7 @@ impl Metrics {
             reclaimed: Family::default(),
             compiled: seconds(),
             dns: DnsMetrics::default(),
+            flows: FlowMetrics::default(),
             gauges,
         };
         let registry = &mut metrics.registry;
@@ -183,6 +187,7 @@ impl Metrics {
             metrics.compiled.clone(),
         );
         metrics.dns.register(registry);
+        metrics.flows.register(registry);
         metrics
     }
 }
@@ -267,8 +272,15 @@ pub fn dns() -> DnsMetrics {
     METRICS.dns.clone()
 }
 
+/// Returns the metrics of flows.
+pub fn flows() -> FlowMetrics {
+    METRICS.flows.clone()
+}
+
 #[cfg(test)]
 mod tests {
+    use thuban_proto::observe::Lost;
+
     use super::*;
 
     #[test]
@@ -279,6 +291,10 @@ mod tests {
         policies_compiled(Duration::from_millis(2));
         dns().answered(DnsResult::UnknownSource);
         dns().hung_up(DnsResult::Limited);
+        flows().loses(Lost {
+            budget: 3,
+            ..Lost::default()
+        });
         let mut text = String::new();
         encode(&mut text, &METRICS.registry).unwrap();
         for line in [
@@ -287,6 +303,9 @@ mod tests {
             r#"thuban_transitd_dns_queries_total{result="unknown_source"} 1"#,
             r#"thuban_transitd_dns_connections_refused_total{reason="limited"} 1"#,
             r#"thuban_transitd_cni_duration_seconds_count{verb="ADD"} 1"#,
+            r#"thuban_transitd_flow_events_lost_total{cause="budget"} 3"#,
+            "thuban_transitd_flow_events_total 0",
+            "thuban_transitd_observe_connected 0",
         ] {
             assert!(text.contains(line), "{line}: {text}");
         }

@@ -20,4 +20,5 @@ pub mod report_loads;
 pub mod restore_rules;
 pub mod shape_pods;
 pub mod subscribe;
+pub mod tell_flows;
 pub mod watch_uplink;

@@ -6,11 +6,8 @@ use aya::maps::MapError;
 use thuban_common::services::{ServiceEntry, ServiceKey};
 use thuban_common::tables::EndpointKey;
 
-use super::super::tables::{Hash, TableError, access, hash, is_missing};
+use super::super::tables::{Hash, IS_THERE, TableError, access, hash, is_missing};
 use super::own_key;
-
-/// Flag of an update: writes only an entry that is there (`BPF_EXIST`).
-const IS_THERE: u64 = 2;
 
 /// Whether services are used, by marks of agents.
 #[derive(Debug)]
