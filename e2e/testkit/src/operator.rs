@@ -13,11 +13,11 @@ use thuban_proto::transit::{
     operator_message, row,
 };
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::TcpListenerStream;
 use tokio_stream::{Stream, StreamExt};
-use tonic::transport::{Identity, Server, ServerTlsConfig};
+use tonic::service::Routes;
 use tonic::{Request, Response, Status, Streaming};
 
+use crate::tls;
 use crate::wait::wait_until;
 
 /// How long tests wait for a condition that must become true in the end: on a busy machine the kernel's locks and the
@@ -48,33 +48,15 @@ struct Service(Arc<Mutex<Shared>>);
 impl Operator {
     /// Starts to serve on a listener that was made in the node's namespace.
     pub fn start(listener: std::net::TcpListener, directory: &Path, rows: Vec<row::Row>) -> Self {
-        let certified = rcgen::generate_simple_self_signed(vec![OPERATOR_TLS_NAME.to_owned()]).unwrap();
-        let (certificate, key) = (certified.cert.pem(), certified.signing_key.serialize_pem());
         let ca = directory.join("ca.pem");
-        std::fs::write(&ca, &certificate).unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Mutex::new(Shared {
             rows,
             epoch: 1,
             ..Default::default()
         }));
-        let service = TransitServer::new(Service(Arc::clone(&shared)));
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap();
-        listener.set_nonblocking(true).unwrap();
-        runtime.spawn(async move {
-            let listener = tokio::net::TcpListener::from_std(listener).unwrap();
-            Server::builder()
-                .tls_config(ServerTlsConfig::new().identity(Identity::from_pem(certificate, key)))
-                .unwrap()
-                .add_service(service)
-                .serve_with_incoming(TcpListenerStream::new(listener))
-                .await
-                .unwrap();
-        });
+        let routes = Routes::new(TransitServer::new(Service(Arc::clone(&shared))));
+        let runtime = tls::serve(listener, OPERATOR_TLS_NAME, &ca, routes);
         Self {
             shared,
             address,

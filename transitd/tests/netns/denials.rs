@@ -17,11 +17,11 @@ use crate::rig::{self, Rig, eventually, in_namespace, local, mapped};
 use crate::tcp::{ANSWER_TIMEOUT, connect};
 
 const FIRST: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 5);
-const INGRESS: u32 = 9;
+pub const INGRESS: u32 = 9;
 const EGRESS: u32 = 10;
 
 /// Returns sets of a VPC with a network policy that accepts nobody, and a cluster policy that lets nobody out.
-fn sets() -> [Row; 2] {
+pub fn sets() -> [Row; 2] {
     let of_nobody = PolicyRule {
         tier: PolicyTier::NetworkPolicy.into(),
         action: PolicyAction::Accept.into(),
@@ -53,7 +53,7 @@ fn sets() -> [Row; 2] {
     [Row::PolicySet(ingress), Row::PolicySet(egress)]
 }
 
-fn judged(uid: &str, last: u8, ingress_set: u32, egress_set: u32) -> Row {
+pub fn judged(uid: &str, last: u8, ingress_set: u32, egress_set: u32) -> Row {
     rig::judged(local(7, uid, last), 1, [ingress_set, egress_set])
 }
 

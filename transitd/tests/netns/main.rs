@@ -20,6 +20,7 @@ mod egress;
 mod endpoints;
 mod files;
 mod flow;
+mod flow_events;
 mod flow_modes;
 mod follow;
 mod gc;
