@@ -46,8 +46,8 @@ mod tests {
     const SHORTEST: Duration = Duration::from_millis(200);
     const LONGEST: Duration = Duration::from_secs(5);
 
-    #[tokio::test]
-    async fn short_absence_is_followed_closely_long_one_from_afar() {
+    #[test]
+    fn short_absence_is_followed_closely_long_one_from_afar() {
         let pauses = Pauses::new(SHORTEST..=LONGEST, 8);
         let seconds = Duration::from_secs;
         assert_eq!(pauses.after(Duration::ZERO), SHORTEST);

@@ -174,10 +174,12 @@ pub async fn run(
     tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
-            answer = answers.message() => match answer.map_err(broken)? {
-                Some(answer) => reports.on_the_way.acknowledge(answer.reports)?,
-                None => return Ok(()),
-            },
+            answer = answers.message() => {
+                let Some(answer) = answer.map_err(broken)? else {
+                    return Ok(());
+                };
+                reports.on_the_way.acknowledge(answer.reports)?;
+            }
             _ = tick.tick() => {
                 if reports.on_the_way.is_silent(pace.silence) {
                     return Err(SessionError::Silent);
