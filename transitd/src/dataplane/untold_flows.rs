@@ -1,5 +1,5 @@
-//! What programs count in SEEN_FLOWS until they tell it. Programs count; user space takes what remains of flows that have
-//! gone silent.
+//! What programs count in SEEN_FLOWS until they tell it. Programs count; user space takes what remains of flows that
+//! have gone silent.
 
 use std::path::Path;
 
