@@ -71,7 +71,7 @@ fn rests(maps: &Path) -> Vec<Flow> {
     let now = boot::monotonic().as_nanos() as u64;
     let mut flows = Vec::new();
     let taken = untold_flows::take_rests(maps, now, MAX_RESTS, |key, entry| {
-        flows.push(of_rest(key, entry, now))
+        flows.push(of_rest(key, entry, now));
     });
     if let Err(error) = taken {
         warn!(
