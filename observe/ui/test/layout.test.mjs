@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { toElements } from "../src/assets/elements.js";
 import { layout } from "../src/assets/layout.js";
 import { readGraph } from "../src/assets/model.js";
-import { many, three } from "./fixtures.mjs";
+import { many, three } from "../fixtures.mjs";
 
 const sides = ({ x, y, width, height }) => ({
   left: x - width / 2,

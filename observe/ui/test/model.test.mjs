@@ -4,7 +4,7 @@ import { test } from "node:test";
 import { bytes, counted, edgeWidth, fullName, shortName } from "../src/assets/format.js";
 import { mainReason, readGraph } from "../src/assets/model.js";
 import { search } from "../src/assets/search.js";
-import { three } from "./fixtures.mjs";
+import { three } from "../fixtures.mjs";
 
 test("bytes have a unit that fits", () => {
   assert.deepEqual([0, 999, 1000, 4200, 61_000_000, 9.96e12].map(bytes), [
