@@ -92,6 +92,7 @@ export function many() {
     networks.forEach((name, number) => {
       nodes.push({ id: id(number), kind: "network", name, vpc, network: name });
       if (number % 3 === 0) edges.push(edge(id(number), id(number * 7 + 11), 10 ** (2 + (number % 6))));
+      if (number === 40) edges.push(edge(id(number), id(number), 700, [DENIED]));
       if (number % 25 === 4) edges.push(edge(id(number), id(number + 9), 400, [index % 2 ? DROP : DENIED]));
     });
   });

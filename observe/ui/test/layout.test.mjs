@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { toElements } from "../src/assets/elements.js";
+import { freeLabels, overlaps } from "../src/assets/labels.js";
 import { layout } from "../src/assets/layout.js";
 import { readGraph } from "../src/assets/model.js";
 import { many, three } from "../fixtures.mjs";
@@ -12,11 +13,6 @@ const sides = ({ x, y, width, height }) => ({
   top: y - height / 2,
   bottom: y + height / 2,
 });
-
-function overlaps(one, other) {
-  const [a, b] = [sides(one), sides(other)];
-  return a.left < b.right && b.left < a.right && a.top < b.bottom && b.top < a.bottom;
-}
 
 for (const [name, json] of [["three networks", three()], ["300 networks", many()]]) {
   test(`no two tiles overlap: ${name}`, () => {
@@ -61,4 +57,24 @@ test("curves are numbers, also between tiles of one column", () => {
   for (const { group, data } of toElements(readGraph(three()), 1.5).elements) {
     if (group === "edges") assert.ok([...data.weights, ...data.distances].every(Number.isFinite), data.id);
   }
+});
+
+test("a label leaves the tile on its curve's middle", () => {
+  const curve = { points: [{ x: 0, y: 0 }, { x: 250, y: 0 }, { x: 250, y: 0 }, { x: 500, y: 0 }] };
+  const tile = { x: 250, y: 0, width: 60, height: 30, isBox: false };
+  const { x, y } = freeLabels([["edge", curve, "reason"]], new Map([["pod", tile]])).get("edge");
+  assert.ok(!overlaps(tile, { x: 250 + x, y, width: 50, height: 20 }));
+});
+
+test("two labels of one curve do not overlap", () => {
+  const curve = { points: [{ x: 0, y: 0 }, { x: 250, y: 0 }, { x: 250, y: 0 }, { x: 500, y: 0 }] };
+  const shifts = freeLabels([["one", curve, "reason"], ["other", curve, "reason"]], new Map());
+  const size = { width: 50, height: 20 };
+  assert.ok(!overlaps({ ...shifts.get("one"), ...size }, { ...shifts.get("other"), ...size }));
+});
+
+test("a drop between pods of one tile marks the tile", () => {
+  const { elements } = toElements(readGraph(many()), 1.5);
+  const tile = elements.find((element) => element.data.id === "network:red-net-40");
+  assert.ok(tile.classes.includes("drops-inside"));
 });

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { bytes, counted, edgeWidth, fullName, shortName } from "../src/assets/format.js";
+import { bytes, counted, edgeWidth, fullName, shorten, shortName } from "../src/assets/format.js";
 import { mainReason, readGraph } from "../src/assets/model.js";
 import { search } from "../src/assets/search.js";
 import { three } from "../fixtures.mjs";
@@ -27,6 +27,11 @@ test("more bytes never make a thinner edge", () => {
   assert.deepEqual(widths, [...widths].sort((one, other) => one - other));
   assert.equal(widths[0], 1);
   assert.equal(widths[4], 7);
+});
+
+test("a long name keeps its beginning and its end", () => {
+  assert.equal(shorten("backup-28814400-x7k2p", 15), "backup-…0-x7k2p");
+  assert.equal(shorten("web-0", 15), "web-0");
 });
 
 test("a withheld peer has no name", () => {

@@ -62,3 +62,10 @@ export function shortName(node) {
   if (node.kind === "withheld") return "withheld";
   return node.name ?? node.address ?? kindName(node.kind);
 }
+
+/** Shortens a name in its middle, because names of pods often differ at their end. */
+export function shorten(name, length) {
+  if (name.length <= length) return name;
+  const tail = Math.floor((length - 1) / 2);
+  return `${name.slice(0, length - 1 - tail)}…${name.slice(-tail)}`;
+}

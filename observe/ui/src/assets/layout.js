@@ -3,9 +3,9 @@
 //
 // A block has a width, a height, and place(left, top), which writes the places of what is in it.
 
-const WIDE = { width: 136, height: 34, gap: 14, beside: 48, padding: 18, header: 30, between: 72, rows: 8 };
+const WIDE = { width: 136, height: 34, gap: 14, beside: 48, padding: 18, header: 34, between: 72, rows: 8 };
 // For hundreds of networks: names are still legible when all of them are on a screen.
-const COMPACT = { width: 92, height: 24, gap: 6, beside: 6, padding: 10, header: 24, between: 20, rows: 8 };
+const COMPACT = { width: 96, height: 24, gap: 6, beside: 6, padding: 10, header: 24, between: 20, rows: 8 };
 const MAX_WIDE = 120;
 
 const byName = (one, other) => {
@@ -33,18 +33,17 @@ export function layout(graph, aspect) {
   const vpcBlock = (vpc) => {
     const own = [...graph.nodes.values()].filter((node) => node.kind === "network" && node.vpc === vpc.name);
     own.sort((one, other) => networks.has(other.id) - networks.has(one.id) || byName(one, other));
-    const parts = own.map(networkBlock);
-    const others = loose.get(vpc.name);
-    if (others) parts.unshift(columns(others.sort(byKind).map(tile), size));
-    const gap = isCompact ? size.gap : size.between;
-    return boxBlock(places, vpc.id, shelves(parts, aspect, gap), size);
+    const inner = shelves(own.map(networkBlock), aspect, isCompact ? size.gap : size.between);
+    const loosely = (loose.get(vpc.name) ?? []).sort(byKind).map(tile);
+    const head = shelves(loosely, Math.max(1, inner.width / size.height), size.gap);
+    return boxBlock(places, vpc.id, stack([head, inner], size.gap), size);
   };
   const boxes = [...graph.vpcs].sort(byName).map(vpcBlock);
   const middle = shelves(boxes, aspect, size.between);
   const left = columns(far.sort(byKind).map(tile), { ...size, rows: 12 });
   const upper = row([left, middle], size.between * (isCompact ? 2 : 1));
   const lower = shelves(droplets.sort(byName).map(tile), Math.max(1, upper.width / size.height), size.gap);
-  stack([upper, lower], size.between).place(0, 0);
+  stack([upper, lower], size.between / 2).place(0, 0);
   return { places, isCompact };
 }
 

@@ -6,7 +6,7 @@ import { fullName } from "./format.js";
 import { makeList } from "./list.js";
 import { mainReason, readGraph } from "./model.js";
 import { search } from "./search.js";
-import { describeState, emptyReason, notices } from "./states.js";
+import { describeState, notices, placeholder } from "./states.js";
 import { follow } from "./stream.js";
 import { makeView } from "./view.js";
 
@@ -64,13 +64,11 @@ function renderState() {
   );
   const box = byId("notices");
   if (box.textContent !== found.map((notice) => notice.textContent).join("")) box.replaceChildren(...found);
-  const placeholder = byId("placeholder");
-  const words = graph ? emptyReason(graph) : stream.kind === "loading" ? { title: "Loading", text: "Waiting for the first graph." } : null;
-  placeholder.hidden = words === null;
-  placeholder.classList.toggle("over", Boolean(graph?.nodes.size));
-  const text = words ? `${words.title}${words.text}` : "";
-  if (words && placeholder.textContent !== text) {
-    placeholder.replaceChildren(make("h2", {}, words.title), make("p", {}, words.text));
+  const words = placeholder(stream, graph);
+  const place = byId("placeholder");
+  place.hidden = words === null;
+  if (words && place.textContent !== words.title + words.text) {
+    place.replaceChildren(make("h2", {}, words.title), make("p", {}, words.text));
   }
 }
 

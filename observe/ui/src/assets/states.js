@@ -17,8 +17,8 @@ export function notices(stream, graph, now) {
   if (stream.kind === "cut-off") {
     const { word, text } = describeState(stream, now);
     const old = graph ? " The page shows what it knew then." : "";
-    const cause = stream.cause ? ` ${stream.cause}.` : "";
-    found.push({ kind: "error", title: `${word}.`, text: `thuban-observe sends nothing.${cause}${old} ${text}` });
+    const cause = stream.cause ? `thuban-observe says: ${stream.cause}.` : "thuban-observe sends nothing.";
+    found.push({ kind: "error", title: `${word}.`, text: `${cause}${old} ${text}` });
   }
   if (graph?.isTruncated) {
     found.push({
@@ -39,12 +39,23 @@ export function notices(stream, graph, now) {
       text: `No flows come from ${names.join(", ")}${more}: not connected to thuban-observe.`,
     });
   }
+  // Without any object the same words stand in the graph's place.
+  if (graph?.nodes.size > 0 && graph.edges.length === 0) {
+    const { title, text } = emptyReason(graph);
+    found.push({ kind: "plain", title: `${title}.`, text });
+  }
   return found;
 }
 
-/** Returns {title, text} if the graph has no flows, else null. It says why that may be. */
-export function emptyReason(graph) {
-  if (graph.edges.length > 0) return null;
+/** Returns {title, text} for the graph's place while it has nothing to show, else null. */
+export function placeholder(stream, graph) {
+  if (graph) return graph.nodes.size > 0 ? null : emptyReason(graph);
+  if (stream.kind === "cut-off") return { title: "No graph yet", text: "The graph comes with the connection." };
+  return { title: "Loading", text: "Waiting for the first graph." };
+}
+
+/** Returns why a graph may have no flows, as {title, text}. */
+function emptyReason(graph) {
   const connected = graph.droplets.filter((droplet) => droplet.connected);
   if (connected.length === 0) {
     return {

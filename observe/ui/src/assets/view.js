@@ -28,8 +28,8 @@ function sheet(container) {
     "font-size": 13,
     "text-valign": "center",
     "text-wrap": "ellipsis",
-    "text-max-width": (own) => `${own.data("width") - 14}px`,
-    "z-index": 3,
+    "text-max-width": (own) => `${own.data("width") - 4}px`,
+    "z-index": 4,
   };
   const box = {
     "background-color": colour("box"),
@@ -72,11 +72,13 @@ function sheet(container) {
     "font-family": FONT,
     "font-size": 12,
     "font-weight": 600,
+    "text-margin-x": (own) => own.data("shift").x,
+    "text-margin-y": (own) => own.data("shift").y,
     "text-background-color": colour("surface"),
     "text-background-opacity": 1,
     "text-background-padding": 3,
     "text-background-shape": "round-rectangle",
-    "z-index": 4,
+    "z-index": 3,
   };
   return [
     { selector: "node", style: node },
@@ -89,12 +91,15 @@ function sheet(container) {
     { selector: ".role", style: { "background-opacity": 0, "border-style": "dashed", color: colour("muted") } },
     { selector: ".droplet", style: { "background-color": colour("droplet"), "corner-radius": 2 } },
     { selector: ".outside, .withheld", style: { "background-color": colour("box"), "border-style": "dotted", "border-width": 2 } },
+    { selector: ".drops-inside", style: { "border-color": colour("drop"), "border-style": "dashed", "border-width": 2 } },
     { selector: ".away", style: { "border-color": colour("drop"), "border-width": 2, color: colour("drop") } },
     { selector: "edge", style: edge },
     { selector: ".dropped", style: dropped },
-    { selector: ".faded", style: { opacity: 0.18 } },
-    { selector: ".chosen", style: { "border-color": colour("accent"), "border-width": 3, "line-color": colour("accent"), "target-arrow-color": colour("accent"), "z-index": 5 } },
-    { selector: ".chosen.dropped", style: { "line-color": colour("drop"), "target-arrow-color": colour("drop"), width: 5 } },
+    // Here they would hide the tiles' names, so they come with a closer look.
+    { selector: ".compact.dropped", style: { "font-size": 9, "min-zoomed-font-size": 11, "z-index": 5 } },
+    { selector: ".faded", style: { opacity: 0.28 } },
+    { selector: ".chosen", style: { "border-color": colour("accent"), "border-width": 3, "line-color": colour("accent"), "target-arrow-color": colour("accent"), "z-index": 6 } },
+    { selector: ".chosen.dropped", style: { "line-color": colour("drop"), "target-arrow-color": colour("drop"), width: 4 } },
     { selector: "core", style: { "active-bg-opacity": 0 } },
   ];
 }
@@ -111,7 +116,10 @@ export function makeView(container, onSelect) {
     minZoom: 0.05,
     maxZoom: 3,
   });
-  let shape = "";
+  let shown = null;
+  let places = "";
+  let aspect = 1.5;
+  // A reader who has moved the graph keeps its place.
   let isMoved = false;
 
   cy.on("tap", (event) => onSelect(event.target === cy ? null : event.target.id()));
@@ -120,9 +128,9 @@ export function makeView(container, onSelect) {
   });
 
   const fit = () => {
-    isMoved = false;
     cy.resize();
-    cy.fit(undefined, MARGIN);
+    // Labels of boxes count as if they stood beside them.
+    cy.fit(cy.nodes().boundingBox({ includeLabels: false }), MARGIN);
     // Few tiles would become huge.
     if (cy.zoom() > 1.25) cy.zoom(1.25).center();
   };
@@ -130,23 +138,30 @@ export function makeView(container, onSelect) {
     isMoved = true;
     cy.zoom({ level: cy.zoom() * factor, renderedPosition: { x: cy.width() / 2, y: cy.height() / 2 } });
   };
-  new ResizeObserver(() => {
-    if (!isMoved) fit();
-  }).observe(container);
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => cy.style(sheet(container)));
-
   const show = (graph, found, selected) => {
-    const aspect = container.clientWidth / Math.max(1, container.clientHeight) || 1.5;
+    shown = [graph, found, selected];
+    if (!isMoved && container.clientHeight > 0) aspect = container.clientWidth / container.clientHeight;
     const { elements, isCompact } = toElements(graph, aspect);
     cy.batch(() => {
       replace(cy, elements, isCompact);
       mark(cy, found, selected);
     });
-    const next = elements.filter((element) => element.group === "nodes").map((element) => element.data.id).join(" ");
-    if (next !== shape && !isMoved) fit();
-    shape = next;
+    const next = JSON.stringify(elements.map((element) => element.position));
+    if (next !== places && !isMoved) fit();
+    places = next;
   };
-  return { show, fit, zoomIn: () => zoom(ZOOM_STEP), zoomOut: () => zoom(1 / ZOOM_STEP) };
+
+  new ResizeObserver(() => {
+    if (shown) show(...shown);
+    if (!isMoved) fit();
+  }).observe(container);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => cy.style(sheet(container)));
+  const fitAgain = () => {
+    isMoved = false;
+    if (shown) show(...shown);
+    fit();
+  };
+  return { show, fit: fitAgain, zoomIn: () => zoom(ZOOM_STEP), zoomOut: () => zoom(1 / ZOOM_STEP) };
 }
 
 /** Changes what differs. Elements that stay keep their identity, so that nothing blinks. */
