@@ -1,7 +1,8 @@
 // Serves dist/ as thuban-observe does, with the same CSP, and plays graphs of fixtures.mjs.
 //
 // node dev-server.mjs [PORT]; the port is printed. The page's ?namespace= chooses what is played: three, many, empty,
-// off, planted (a drop comes after two seconds), cut-off (the stream ends after two seconds), refused, loading.
+// off, planted (the first drop comes after a POST to /plant), cut-off (the stream ends after two seconds), loading. Any
+// other namespace is refused.
 
 import { readFile } from "node:fs/promises";
 import { createServer } from "node:http";
@@ -15,13 +16,14 @@ const TYPES = { html: "text/html; charset=utf-8", js: "text/javascript", css: "t
 const MOMENT = 2000;
 
 const opened = Date.now();
+let isPlanted = false;
 const isLater = (start) => Date.now() - start > MOMENT;
 const PLAYS = {
   three: (_, tick) => three({ tick }),
   many,
   empty: () => empty("drops"),
   off: () => empty("off"),
-  planted: (start, tick) => three({ hasDrop: isLater(start), tick }),
+  planted: (_, tick) => three({ hasDrops: isPlanted, tick }),
   "cut-off": (start, tick) => (isLater(start) ? null : three({ tick })),
   loading: () => undefined,
 };
@@ -59,9 +61,12 @@ async function asset(response, path) {
 
 const server = createServer((request, response) => {
   const url = new URL(request.url, "http://localhost");
+  if (request.method === "POST" && url.pathname === "/plant") {
+    isPlanted = true;
+    return answer(response, 200, {});
+  }
   const name = url.searchParams.get("namespace") ?? "three";
-  const isPlay = url.pathname.startsWith("/v1/");
-  if (!isPlay) return asset(response, url.pathname);
+  if (!url.pathname.startsWith("/v1/")) return asset(response, url.pathname);
   if (!Object.hasOwn(PLAYS, name)) {
     return answer(response, 403, { error: `you may not get flows.thuban.dev in namespace ${name}` });
   }

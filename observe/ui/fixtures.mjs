@@ -30,8 +30,8 @@ const edge = (from, to, bytes, reasons = []) => ({
   reasons,
 });
 
-/** Two VPCs with three networks. The drop is there only if it is planted. */
-export function three({ hasDrop = true, tick = 0 } = {}) {
+/** Two VPCs with three networks. */
+export function three({ hasDrops = true, tick = 0 } = {}) {
   const pod = (vpc, network, name, address, droplet) => ({
     id: `pod:${vpc}/${name}`,
     kind: "pod",
@@ -42,6 +42,7 @@ export function three({ hasDrop = true, tick = 0 } = {}) {
     address,
     droplet,
   });
+  const role = (vpc, name, droplet, network = null) => ({ id: `role:${name}`, kind: "role", name, vpc, network, droplet });
   const nodes = [
     pod("red", "red-web", "web-0", "10.0.1.3", "node-a"),
     pod("red", "red-web", "web-1", "10.0.1.4", "node-b"),
@@ -51,13 +52,13 @@ export function three({ hasDrop = true, tick = 0 } = {}) {
     pod("red", "red-db", "backup-28814400-x7k2p", "10.0.2.9", "node-b"),
     pod("blue", "blue-shop", "cart-0", "10.0.1.3", "node-b"),
     pod("blue", "blue-shop", "till-0", "10.0.1.4", "node-c"),
-    { id: "service:red/db", kind: "service", name: "db", namespace: "red", vpc: "red", network: "red-db", address: "10.96.0.20" },
-    { id: "role:red-web-b0", kind: "role", name: "red-web-b0", vpc: "red", network: "red-web", droplet: "node-a" },
-    { id: "role:red-db-b0", kind: "role", name: "red-db-b0", vpc: "red", network: "red-db", droplet: "node-c" },
-    { id: "role:red-d0", kind: "role", name: "red-d0", vpc: "red", droplet: "node-a" },
-    { id: "role:blue-d0", kind: "role", name: "blue-d0", vpc: "blue", droplet: "node-b" },
-    { id: "role:blue-shop-b0", kind: "role", name: "blue-shop-b0", vpc: "blue", network: "blue-shop", droplet: "node-c" },
-    ...["a", "b", "c"].map((name) => ({ id: `droplet:node-${name}`, kind: "droplet", name: `node-${name}`, address: `192.0.2.1${name === "a" ? 1 : name === "b" ? 2 : 3}` })),
+    { ...pod("red", "red-db", "db", "10.96.0.20", null), id: "service:red/db", kind: "service" },
+    role("red", "red-web-b0", "node-a", "red-web"),
+    role("red", "red-db-b0", "node-c", "red-db"),
+    role("red", "red-d0", "node-a"),
+    role("blue", "blue-shop-b0", "node-c", "blue-shop"),
+    role("blue", "blue-d0", "node-b"),
+    ...["a", "b", "c"].map((name) => ({ id: `droplet:node-${name}`, kind: "droplet", name: `node-${name}` })),
     { id: "outside:8.8.8.8", kind: "outside", name: null, address: "8.8.8.8" },
     { id: "withheld", kind: "withheld" },
   ];
@@ -65,13 +66,15 @@ export function three({ hasDrop = true, tick = 0 } = {}) {
     edge("pod:red/web-0", "service:red/db", 420_000 + tick * 1000),
     edge("pod:red/web-1", "service:red/db", 88_000),
     edge("service:red/db", "pod:red/db-0", 310_000),
-    edge("pod:red/web-2", "pod:red/backup-28814400-x7k2p", 900, [DENIED]),
     edge("pod:red/db-0", "pod:red/db-1", 5_400_000),
     edge("pod:red/db-1", "pod:red/backup-28814400-x7k2p", 61_000_000),
     edge("pod:blue/till-0", "pod:blue/cart-0", 21_000),
     edge("withheld", "pod:red/web-1", 1_900),
   ];
-  if (hasDrop) edges.push(edge("pod:red/web-0", "outside:8.8.8.8", 0, [DROP]));
+  if (hasDrops) {
+    edges.push(edge("pod:red/web-0", "outside:8.8.8.8", 0, [DROP]));
+    edges.push(edge("pod:red/web-2", "pod:red/backup-28814400-x7k2p", 900, [DENIED]));
+  }
   const vpcs = [
     { name: "red", vni: 7, networks: ["red-web", "red-db"], truncated: false },
     { name: "blue", vni: 8, networks: ["blue-shop"], truncated: false },

@@ -7,7 +7,10 @@ import { empty, many, three } from "../fixtures.mjs";
 
 const LIVE = { kind: "live" };
 const CUT = { kind: "cut-off", since: 0, retryAt: 5000, cause: "" };
-const told = (stream, json, now = 0) => notices(stream, json && readGraph(json), now).map(({ title, text }) => `${title} ${text}`);
+const told = (stream, json, now = 0) => {
+  const found = notices(stream, json && readGraph(json), now);
+  return found.map(({ title, text }) => `${title} ${text}`);
+};
 
 test("a graph with flows needs no words", () => {
   assert.deepEqual(told(LIVE, three()), []);

@@ -70,7 +70,10 @@ function edgeContent(graph, edge) {
 
 function nodeContent(graph, node) {
   const flows = graph.edges.filter((edge) => edge.from === node.id || edge.to === node.id).sort(byWeight);
-  const sum = (side) => bytes(flows.filter((edge) => edge[side] === node.id).reduce((all, edge) => all + edge.bytes, 0));
+  const sum = (side) => {
+    const own = flows.filter((edge) => edge[side] === node.id);
+    return bytes(own.reduce((all, edge) => all + edge.bytes, 0));
+  };
   const state = node.state && (node.state.connected ? `connected, flows: ${node.state.mode}` : "not connected");
   const pairs = [
     ["Namespace", node.namespace],

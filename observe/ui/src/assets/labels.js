@@ -25,15 +25,15 @@ export function freeLabels(labels, places) {
 
 /** Whether two rectangles with these middles overlap. */
 export function overlaps(one, other) {
-  return (
-    Math.abs(one.x - other.x) * 2 < one.width + other.width && Math.abs(one.y - other.y) * 2 < one.height + other.height
-  );
+  const [across, down] = [Math.abs(one.x - other.x), Math.abs(one.y - other.y)];
+  return across * 2 < one.width + other.width && down * 2 < one.height + other.height;
 }
 
 /** A curve is two quadratic ones, which meet in the middle of its control points, as Cytoscape draws it. */
 function pointAt([start, first, second, end], share) {
   const middle = { x: (first.x + second.x) / 2, y: (first.y + second.y) / 2 };
-  const [from, control, to, part] = share < 0.5 ? [start, first, middle, share * 2] : [middle, second, end, share * 2 - 1];
+  const [from, control, to] = share < 0.5 ? [start, first, middle] : [middle, second, end];
+  const part = share < 0.5 ? share * 2 : share * 2 - 1;
   const along = (axis) => (1 - part) ** 2 * from[axis] + 2 * part * (1 - part) * control[axis] + part ** 2 * to[axis];
   return { x: along("x"), y: along("y") };
 }

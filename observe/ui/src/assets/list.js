@@ -7,6 +7,8 @@ import { byWeight, mainReason } from "./model.js";
 
 const MAX_ROWS = 500;
 
+const orderOf = (node) => `${node.kind} ${fullName(node)}`;
+
 const VIEWS = {
   flows: {
     label: "Flows of the last minute",
@@ -23,8 +25,7 @@ const VIEWS = {
   objects: {
     label: "Objects of the graph",
     columns: ["Kind", "Name", "VPC", "Address"],
-    rows: (graph) =>
-      [...graph.nodes.values()].sort((one, other) => (`${one.kind} ${fullName(one)}` < `${other.kind} ${fullName(other)}` ? -1 : 1)),
+    rows: (graph) => [...graph.nodes.values()].sort((one, other) => (orderOf(one) < orderOf(other) ? -1 : 1)),
     cells: (_, node) => [kindName(node.kind), fullName(node), node.vpc ?? "", node.address ?? ""],
     isDropped: () => false,
   },

@@ -74,7 +74,8 @@ function renderState() {
 
 function takeGraph(json) {
   graph = readGraph(json);
-  const drops = new Map(graph.edges.filter((edge) => edge.dropped > 0).map((edge) => [`${edge.id} ${mainReason(edge)}`, edge]));
+  const dropped = graph.edges.filter((edge) => edge.dropped > 0);
+  const drops = new Map(dropped.map((edge) => [`${edge.id} ${mainReason(edge)}`, edge]));
   const fresh = [...drops].filter(([key]) => toldDrops && !toldDrops.has(key));
   if (fresh.length === 1) say(`New drop: ${flowName(fresh[0][1])}, ${mainReason(fresh[0][1])}`);
   if (fresh.length > 1) say(`${fresh.length} new drops. The list has them first.`);
@@ -121,8 +122,9 @@ function start() {
   });
   const scope = scopeOf(new URLSearchParams(location.search));
   if (!scope) {
+    const question = make("strong", {}, "Which namespace? ");
     const text = "Add ?namespace=NAME or ?all=true to the address of this page. kubectl thuban ui does so.";
-    byId("notices").replaceChildren(make("p", { className: "notice error" }, make("strong", {}, "Which namespace? "), text));
+    byId("notices").replaceChildren(make("p", { className: "notice error" }, question, text));
     setText(byId("state"), "No namespace");
     return;
   }

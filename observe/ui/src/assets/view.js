@@ -80,28 +80,38 @@ function sheet(container) {
     "text-background-shape": "round-rectangle",
     "z-index": 3,
   };
-  return [
-    { selector: "node", style: node },
-    { selector: ".tile", style: tile },
-    { selector: ".compact.tile", style: { "font-size": 11, "corner-radius": 5 } },
-    { selector: ".box", style: box },
-    { selector: ".compact.box", style: { "text-margin-y": 20, "text-margin-x": (own) => 10 - own.data("width") } },
-    { selector: ".vpc", style: { "background-color": colour("vpc"), "font-size": 15, "z-index": 0 } },
-    { selector: ".service", style: { "border-color": colour("accent"), "border-width": 2, "corner-radius": 17 } },
-    { selector: ".role", style: { "background-opacity": 0, "border-style": "dashed", color: colour("muted") } },
-    { selector: ".droplet", style: { "background-color": colour("droplet"), "corner-radius": 2 } },
-    { selector: ".outside, .withheld", style: { "background-color": colour("box"), "border-style": "dotted", "border-width": 2 } },
-    { selector: ".drops-inside", style: { "border-color": colour("drop"), "border-style": "dashed", "border-width": 2 } },
-    { selector: ".away", style: { "border-color": colour("drop"), "border-width": 2, color: colour("drop") } },
-    { selector: "edge", style: edge },
-    { selector: ".dropped", style: dropped },
-    // Here they would hide the tiles' names, so they come with a closer look.
-    { selector: ".compact.dropped", style: { "font-size": 9, "min-zoomed-font-size": 11, "z-index": 5 } },
-    { selector: ".faded", style: { opacity: 0.28 } },
-    { selector: ".chosen", style: { "border-color": colour("accent"), "border-width": 3, "line-color": colour("accent"), "target-arrow-color": colour("accent"), "z-index": 6 } },
-    { selector: ".chosen.dropped", style: { "line-color": colour("drop"), "target-arrow-color": colour("drop"), width: 4 } },
-    { selector: "core", style: { "active-bg-opacity": 0 } },
-  ];
+  const chosen = {
+    "border-color": colour("accent"),
+    "border-width": 3,
+    "line-color": colour("accent"),
+    "target-arrow-color": colour("accent"),
+    "z-index": 6,
+  };
+  // In a compact graph labels would hide the tiles' names, so they come with a closer look.
+  const closer = { "font-size": 9, "min-zoomed-font-size": 11, "z-index": 5 };
+  const compactBox = { "text-margin-y": 20, "text-margin-x": (own) => 10 - own.data("width") };
+  const styles = {
+    node,
+    ".tile": tile,
+    ".compact.tile": { "font-size": 11, "corner-radius": 5 },
+    ".box": box,
+    ".compact.box": compactBox,
+    ".vpc": { "background-color": colour("vpc"), "font-size": 15, "z-index": 0 },
+    ".service": { "border-color": colour("accent"), "border-width": 2, "corner-radius": 17 },
+    ".role": { "background-opacity": 0, "border-style": "dashed", color: colour("muted") },
+    ".droplet": { "background-color": colour("droplet"), "corner-radius": 2 },
+    ".outside, .withheld": { "background-color": colour("box"), "border-style": "dotted", "border-width": 2 },
+    ".drops-inside": { "border-color": colour("drop"), "border-style": "dashed", "border-width": 2 },
+    ".away": { "border-color": colour("drop"), "border-width": 2, color: colour("drop") },
+    edge,
+    ".dropped": dropped,
+    ".compact.dropped": closer,
+    ".faded": { opacity: 0.28 },
+    ".chosen": chosen,
+    ".chosen.dropped": { "line-color": colour("drop"), "target-arrow-color": colour("drop"), width: 4 },
+    core: { "active-bg-opacity": 0 },
+  };
+  return Object.entries(styles).map(([selector, style]) => ({ selector, style }));
 }
 
 /** Makes the graph in the container. `onSelect` gets the id of what was clicked, or null for the background. */
