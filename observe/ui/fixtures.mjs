@@ -42,7 +42,9 @@ export function three({ hasDrops = true, tick = 0 } = {}) {
     address,
     droplet,
   });
-  const role = (vpc, name, droplet, network = null) => ({ id: `role:${name}`, kind: "role", name, vpc, network, droplet });
+  const role = (vpc, name, droplet, network = null) => {
+    return { id: `role:${name}`, kind: "role", name, vpc, network, droplet };
+  };
   const nodes = [
     pod("red", "red-web", "web-0", "10.0.1.3", "node-a"),
     pod("red", "red-web", "web-1", "10.0.1.4", "node-b"),

@@ -200,6 +200,22 @@ pub const KERNEL_PACKAGES: [Package; 3] = [
     },
 ];
 
+/// What builds the page of flows, and the browser of its tests.
+pub const PAGE_PACKAGES: [Package; 3] = [
+    Package {
+        name: "chromium",
+        sign: "chromium",
+    },
+    Package {
+        name: "nodejs",
+        sign: "node",
+    },
+    Package {
+        name: "npm",
+        sign: "npm",
+    },
+];
+
 /// What Kubernetes' own tests run in their pods.
 pub const POD_PACKAGES: [Package; 5] = [
     Package {

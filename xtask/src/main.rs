@@ -38,6 +38,7 @@ mod machine;
 mod manifests;
 mod observe;
 mod otlp;
+mod page;
 mod platform;
 mod plugin;
 mod progress;
@@ -85,7 +86,7 @@ enum Command {
     Check,
     /// Run the tests. Needs root. Starts a cluster of its own
     Test {
-        /// Run only this group of tests: check, unit, simulator, programs, netns or e2e. Default: all
+        /// Run only this group of tests: check, unit, simulator, programs, netns, page or e2e. Default: all
         #[arg(long)]
         only: Option<String>,
         /// Number of random schedules that the simulator of the control plane runs

@@ -35,7 +35,7 @@ use crate::{
     build::{self, Profile, step},
     check, cluster, cni_tools, deps, diagnostics, dns, ebpf, flow_relay, install, kube, load_balancers,
     machine::{KERNEL, Needs},
-    manifests, otlp, publish, removal,
+    manifests, otlp, page, publish, removal,
 };
 
 /// Test targets that need root, a cluster, or both. All others are the group `unit`.
@@ -56,7 +56,9 @@ const E2E: &str = "cluster";
 const SIMULATOR: &str = "simulator";
 /// Needs an etcd and CoreDNS, and no cluster.
 const NAMES: &str = "dns";
-const GROUPS: [&str; 6] = ["check", "unit", SIMULATOR, "programs", "netns", "e2e"];
+/// Needs a browser, and no cluster.
+const PAGE: &str = "page";
+const GROUPS: [&str; 7] = ["check", "unit", SIMULATOR, "programs", "netns", PAGE, "e2e"];
 /// Builds and images on disk, two clusters in memory.
 const NEEDS: Needs = Needs {
     profile: Profile::Test,
@@ -158,7 +160,9 @@ fn run_group(group: &str, run: &Run<'_>, others: &mut Others, times: &mut Times)
     } = *run;
     let binaries = &built.binaries;
     let is_special = |binary: &&Binary| {
-        let names = [PROGRAMS, E2E, SIMULATOR, NIC, NAMES].into_iter().chain(NETNS);
+        let names = [PROGRAMS, E2E, SIMULATOR, NIC, NAMES, PAGE]
+            .into_iter()
+            .chain(NETNS);
         names.into_iter().any(|name| binary.is_test(name))
     };
     let named = |names: &[&str]| {
@@ -189,6 +193,12 @@ fn run_group(group: &str, run: &Run<'_>, others: &mut Others, times: &mut Times)
             )
         }
         "programs" => run_each(&named(&[PROGRAMS]), &[], &[], times),
+        PAGE => {
+            let mut sum = Sum::one("page without a browser", page::check());
+            // A browser takes most of a core.
+            sum.add(run_each(&named(&[PAGE]), &["--test-threads=1"], &[], times)?);
+            Ok(sum)
+        }
         "netns" => {
             step("cnitool and others", cni_tools::ensure)?;
             if is_whole {
