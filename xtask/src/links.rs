@@ -72,7 +72,7 @@ pub fn tree() -> Result<Tree> {
     Ok(tree)
 }
 
-/// Collects the files below a folder, except for built files and git's own.
+/// Collects the files below a folder, except for built files, npm's packages and git's own.
 fn collect(folder: &Path, path: &str, tree: &mut Tree) -> Result<()> {
     let failed = || format!("cannot read {}", folder.display());
     for entry in fs::read_dir(folder).with_context(failed)? {
@@ -80,7 +80,7 @@ fn collect(folder: &Path, path: &str, tree: &mut Tree) -> Result<()> {
         let name = entry.file_name().to_string_lossy().into_owned();
         let inner = format!("{path}{name}");
         if entry.file_type().with_context(failed)?.is_dir() {
-            if name != "target" && name != ".git" {
+            if !["target", "node_modules", ".git"].contains(&name.as_str()) {
                 collect(&entry.path(), &format!("{inner}/"), tree)?;
             }
         } else {

@@ -97,7 +97,9 @@ export function makeList(table, onSelect) {
     focus(row);
     onSelect(row.dataset.id);
   });
-  return { show };
+  const reveal = (id) => rows.get(id)?.scrollIntoView({ block: "nearest" });
+
+  return { show, reveal };
 }
 
 function newRow(id, columns) {

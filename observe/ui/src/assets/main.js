@@ -33,6 +33,8 @@ function select(id) {
     if (edge) say(`Selected ${flowName(edge)}${drop}`);
   }
   render();
+  // The details have taken room from the list.
+  list.reveal(id);
 }
 
 function flowName(edge) {

@@ -190,14 +190,16 @@ function replace(cy, elements, isCompact) {
   }
 }
 
-/** Fades what the search does not find, and what has nothing to do with the selected element. */
+/** Fades what the search does not find, but no end of an edge found; and what is not near the selected element. */
 function mark(cy, found, selected) {
   const chosen = selected ? cy.getElementById(selected) : cy.collection();
   const near = chosen.isEdge() ? chosen.union(chosen.connectedNodes()) : chosen.closedNeighborhood();
   const isBox = chosen.hasClass("box");
+  const hits = cy.elements().filter((element) => found.has(element.id()));
+  const bright = hits.union(hits.connectedNodes());
   cy.elements().forEach((element) => {
     const isFar = chosen.nonempty() && !isBox && !near.has(element) && !element.hasClass("box");
-    element.toggleClass("faded", isFar || !(found.has(element.id()) || element.hasClass("box")));
+    element.toggleClass("faded", isFar || !(bright.has(element) || element.hasClass("box")));
   });
   chosen.addClass("chosen");
 }
