@@ -19,7 +19,7 @@ use thuban_cluster::command::output;
 
 use crate::{
     build::{self, Profile, cargo, cargo_at, root, run_command, step, stripped_for},
-    deps, ebpf, flow_relay, load_balancers,
+    deps, ebpf, flow_relay, load_balancers, page,
     platform::Platform,
 };
 
@@ -46,7 +46,7 @@ pub fn images() -> Result<()> {
     deps::ensure()?;
     deps::ensure_more(&deps::ARM64_PACKAGES)?;
     let debian = step("Debian's packages of arm64", Debian::ensure)?;
-    step("page of thuban-observe", flow_relay::build_page)?;
+    step("page of thuban-observe", page::build)?;
     let binaries = step("binaries for arm64", || compile(&debian))?;
     let object = step("eBPF programs", ebpf::build)?;
     step("images for arm64", || make_images(&debian, &binaries, &object))

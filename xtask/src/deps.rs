@@ -159,12 +159,6 @@ pub const EMULATION_PACKAGES: [Package; 1] = [Package {
     sign: "qemu-aarch64",
 }];
 
-/// What builds the page of thuban-observe.
-pub const PAGE_PACKAGES: [Package; 1] = [Package {
-    name: "npm",
-    sign: "npm",
-}];
-
 /// The packages that make the traffic of benchmarks.
 pub const TRAFFIC_PACKAGES: [Package; 1] = [Package {
     name: "iperf3",
@@ -200,12 +194,14 @@ pub const KERNEL_PACKAGES: [Package; 3] = [
     },
 ];
 
-/// What builds the page of flows, and the browser of its tests.
-pub const PAGE_PACKAGES: [Package; 3] = [
-    Package {
-        name: "chromium",
-        sign: "chromium",
-    },
+/// The browser of the page's tests.
+pub const BROWSER_PACKAGES: [Package; 1] = [Package {
+    name: "chromium",
+    sign: "chromium",
+}];
+
+/// What builds the page of thuban-observe.
+pub const PAGE_PACKAGES: [Package; 2] = [
     Package {
         name: "nodejs",
         sign: "node",

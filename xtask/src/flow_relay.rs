@@ -1,9 +1,8 @@
-//! thuban-observe: its page, its image, and the manifest of `install/observe/`.
+//! thuban-observe: its image, and the manifest of `install/observe/`.
 
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context, Result};
@@ -11,10 +10,10 @@ use serde_json::json;
 use thuban_cluster::Cluster;
 
 use crate::{
-    build::{Profile, compile, images_files, root, run_command, stripped_for},
-    deps,
-    images::{self, Image, is_newer},
+    build::{Profile, compile, images_files, root, stripped_for},
+    images::{self, Image},
     install::{self, manifests_in, wait, workload},
+    page,
     platform::Platform,
     progress,
 };
@@ -23,42 +22,10 @@ pub const NAMESPACE: &str = "thuban-observe";
 /// The packages of the image.
 pub const PACKAGES: [&str; 1] = ["thuban-observe"];
 const BINARY: &str = "thuban-observe";
-/// The folder of the page's sources.
-const PAGE: &str = "observe/ui";
-
-/// Builds the page by npm, if one of its sources is newer than what was built. The binary has it inside.
-pub fn build_page() -> Result<()> {
-    let folder = root().join(PAGE);
-    let built = folder.join("dist/.built");
-    let sources = ["package-lock.json", "package.json", "src"].map(|name| folder.join(name));
-    let mut files = Vec::new();
-    for source in sources {
-        files_below(&source, &mut files)?;
-    }
-    if files.iter().all(|file| is_newer(&built, file)) {
-        return Ok(());
-    }
-    deps::ensure_more(&deps::PAGE_PACKAGES)?;
-    for arguments in [&["ci", "--no-audit", "--no-fund"][..], &["run", "build"]] {
-        run_command(Command::new("npm").current_dir(&folder).args(arguments))?;
-    }
-    fs::write(&built, "").with_context(|| format!("writing {}", built.display()))
-}
-
-fn files_below(path: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
-    if !path.is_dir() {
-        files.push(path.to_path_buf());
-        return Ok(());
-    }
-    for entry in fs::read_dir(path).with_context(|| format!("reading {}", path.display()))? {
-        files_below(&entry?.path(), files)?;
-    }
-    Ok(())
-}
 
 /// Returns the image, which is made if it is out of date. The tests' binary must have been built after the page.
 pub fn archive(profile: Profile) -> Result<PathBuf> {
-    progress::watched("building thuban-observe's page", build_page)?;
+    progress::watched("building thuban-observe's page", page::build)?;
     compile(profile, &PACKAGES, &[])?;
     archive_of(
         Platform::own(),

@@ -24,8 +24,8 @@ use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
 use crate::controller::{
-    attach, claim, cluster_network_policy, crowding, droplet, dropped, network, network_policy, observe, path_trace,
-    policy_state, role, service, vip_members, vni_claim, vpc,
+    attach, claim, cluster_network_policy, crowding, droplet, dropped, network, network_policy, observe,
+    path_trace, policy_state, role, service, vip_members, vni_claim, vpc,
 };
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;

@@ -87,7 +87,7 @@ pub fn run(only: Option<&str>, schedules: u64, is_strict: bool) -> Result<ExitCo
     let mut times = Times::default();
     times.stage("packages of the system", |_| deps::ensure())?;
     times.stage("eBPF programs", |_| step("eBPF programs", ebpf::build))?;
-    times.stage("page", |_| step("page of thuban-observe", flow_relay::build_page))?;
+    times.stage("page", |_| step("page of thuban-observe", page::build))?;
     let built = times.stage("build of tests", |_| step("tests", binaries::build))?;
     let mut total = Sum::default();
     let mut summary = Vec::new();
