@@ -16,7 +16,7 @@ use crate::arguments::Connection;
 /// How long a command in a pod may take.
 const EXEC_TIMEOUT: Duration = Duration::from_secs(30);
 /// The most that is read of what a command says on standard error.
-const MAX_ERROR: u64 = 16 * 1024;
+pub const MAX_ERROR: u64 = 16 * 1024;
 
 /// Why kubectl did not do it.
 #[derive(Debug, Error)]
@@ -167,6 +167,22 @@ impl Kubectl {
         kubectl
     }
 
+    /// Returns kubectl that forwards a free port of 127.0.0.1 to a port of a Service. Its output says which port it is;
+    /// it ends when it is dropped. Ctrl-C does not reach it, so that its user can end first.
+    pub fn port_forward_command(&self, namespace: &str, service: &str, port: u16) -> Command {
+        let mut kubectl = Command::new(&self.program);
+        kubectl
+            .args(&self.flags)
+            .args(["port-forward", "-n", namespace, "--address", "127.0.0.1"])
+            .args([format!("service/{service}"), format!(":{port}")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true);
+        kubectl
+    }
+
     /// Returns a kubectl that is a script of the shell: its arguments are `$*`.
     #[cfg(test)]
     pub fn played(script: &str) -> Self {
@@ -185,7 +201,7 @@ impl Kubectl {
 }
 
 /// Reads at most `limit` bytes.
-async fn read(from: Option<impl AsyncRead + Unpin>, limit: u64) -> io::Result<Vec<u8>> {
+pub async fn read(from: Option<impl AsyncRead + Unpin>, limit: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     if let Some(from) = from {
         from.take(limit).read_to_end(&mut bytes).await?;
@@ -202,7 +218,7 @@ fn why(status: ExitStatus, said: &str) -> String {
 }
 
 /// Returns what kubectl said, as one line.
-fn said(errors: &[u8]) -> String {
+pub fn said(errors: &[u8]) -> String {
     let text = String::from_utf8_lossy(errors);
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join("; ")
@@ -259,6 +275,16 @@ mod tests {
         };
         let error = missing.run(&[]).unwrap_err();
         assert!(matches!(error, KubectlError::Start { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_port_is_forwarded_to_that_of_a_service() {
+        let mut kubectl = Kubectl::played("echo \"$*\"").port_forward_command("net", "relay", 6091);
+        let output = kubectl.output().await.unwrap();
+        assert_eq!(
+            String::from_utf8(output.stdout).unwrap(),
+            "port-forward -n net --address 127.0.0.1 service/relay :6091\n"
+        );
     }
 
     #[test]

@@ -20,6 +20,7 @@ pub mod render;
 pub mod report;
 mod roles;
 pub mod status;
+mod stop;
 pub mod sysdump;
 #[cfg(test)]
 mod testing;

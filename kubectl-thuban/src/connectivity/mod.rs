@@ -21,13 +21,11 @@ mod tests;
 pub use checks::{Finding, State};
 pub use manifests::RUN_LABEL;
 
-use std::future::pending;
 use std::io::{self, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kube::Client;
 use serde::Serialize;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 
 use crate::arguments::{Format, TestOptions};
@@ -35,6 +33,7 @@ use crate::error::CliError;
 use crate::fetch::Cluster;
 use crate::render::{self, Style};
 use crate::report::{PLUGIN, Verdict};
+use crate::stop::stopped;
 
 use checks::Facts;
 use plan::{ALONE, Plan, Side, TWINS};
@@ -152,22 +151,6 @@ async fn bounded(
             Err(CliError::Late { seconds: limit.as_secs(), waiting: run.waiting() })
         }),
         () = stopped() => Err(CliError::Stopped),
-    }
-}
-
-/// Waits for Ctrl-C, for the signal that ends processes, or for the end of the terminal.
-async fn stopped() {
-    let (Ok(mut interrupt), Ok(mut end), Ok(mut hangup)) = (
-        signal(SignalKind::interrupt()),
-        signal(SignalKind::terminate()),
-        signal(SignalKind::hangup()),
-    ) else {
-        return pending().await;
-    };
-    tokio::select! {
-        _ = interrupt.recv() => {}
-        _ = end.recv() => {}
-        _ = hangup.recv() => {}
     }
 }
 
