@@ -5,6 +5,7 @@ use thiserror::Error;
 
 use crate::kubectl::KubectlError;
 use crate::objects::Unseen;
+use crate::observe::ObserveError;
 use crate::uninstall::UninstallError;
 
 #[derive(Debug, Error)]
@@ -41,6 +42,10 @@ pub enum CliError {
     NoServers,
     #[error(transparent)]
     Kubectl(#[from] KubectlError),
+    #[error(transparent)]
+    Observe(#[from] ObserveError),
+    #[error("manual pages in {path}: {error}")]
+    Manual { path: String, error: std::io::Error },
     #[error(transparent)]
     Uninstall(#[from] UninstallError),
     #[error("{path} can't be made: {error}")]

@@ -1,6 +1,6 @@
 //! kubectl thuban: reads objects ([`fetch`]), judges them ([`status`], [`check`], [`tree`], [`endpoints`]), and prints
 //! reports ([`render`]). The judgements are pure: lists of objects in, a report out. [`trace`], [`sysdump`] and
-//! [`uninstall`] have [`kubectl`] run what needs more than objects.
+//! [`uninstall`] have [`kubectl`] run what needs more than objects. [`observe`] asks thuban-observe about flows.
 //!
 //! It works by the rights of its user. What these don't allow is named, and the rest is shown. It changes nothing, but
 //! for [`why`], which makes a PathTrace and deletes it, [`connectivity`], which makes pods and deletes them, and
@@ -16,6 +16,7 @@ pub mod explain;
 pub mod fetch;
 pub mod kubectl;
 pub mod objects;
+pub mod observe;
 pub mod render;
 pub mod report;
 mod roles;
@@ -32,6 +33,7 @@ pub mod version;
 mod wait;
 pub mod why;
 
+use std::path::Path;
 use std::time::Duration;
 
 use clap::CommandFactory;
@@ -75,6 +77,26 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, CliError> {
             let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
             Box::pin(trace::run(&cluster, &kubectl, &trace, output)).await
         }
+        Verb::Flows(options) => {
+            let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
+            let is_all = connection.all_namespaces;
+            Box::pin(observe::show_flows(&cluster, kubectl, is_all, &options, output)).await
+        }
+        Verb::Top(options) => {
+            let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
+            let is_all = connection.all_namespaces;
+            Box::pin(observe::show_top(&cluster, kubectl, is_all, &options, output)).await
+        }
+        Verb::Ui(options) => {
+            let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
+            Box::pin(observe::show_ui(
+                &cluster,
+                kubectl,
+                connection.all_namespaces,
+                &options,
+            ))
+            .await
+        }
         Verb::Sysdump(options) => {
             let (cluster, kubectl) = (Cluster::connect(&connection).await?, Kubectl::new(&connection));
             let summary = Box::pin(sysdump::run(&cluster, &kubectl, &options)).await?;
@@ -97,7 +119,17 @@ pub async fn run(arguments: Arguments) -> Result<Verdict, CliError> {
             render::write(&String::from_utf8_lossy(&script))?;
             Ok(Verdict::Good)
         }
+        Verb::Man { dir } => write_manual(&dir),
     }
+}
+
+fn write_manual(folder: &Path) -> Result<Verdict, CliError> {
+    let written = clap_mangen::generate_to(Arguments::command(), folder);
+    written.map_err(|error| CliError::Manual {
+        path: folder.display().to_string(),
+        error,
+    })?;
+    Ok(Verdict::Good)
 }
 
 async fn check_cluster(connection: &Connection, output: Format) -> Result<Verdict, CliError> {

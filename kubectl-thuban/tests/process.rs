@@ -4,13 +4,16 @@
 
 use std::process::{Command, Output};
 
-const VERBS: [&str; 13] = [
+const VERBS: [&str; 16] = [
     "status",
     "check",
     "tree",
     "endpoints",
     "why",
     "trace",
+    "flows",
+    "top",
+    "ui",
     "sysdump",
     "values",
     "uninstall",
@@ -86,6 +89,9 @@ fn no_cluster_means_that_it_could_not_look() {
         "version",
         "why a b",
         "trace a",
+        "flows",
+        "top",
+        "ui",
         "values",
         "sysdump",
         "connectivity test",
@@ -108,6 +114,12 @@ fn a_wrong_command_line_is_refused() {
         &["why", "a"],
         &["trace"],
         &["trace", "a", "--count", "0"],
+        &["flows", "--verdict", "lost"],
+        &["flows", "--last", "10001"],
+        &["flows", "-A", "-n", "red"],
+        &["top", "nodes"],
+        &["top", "--watch=0"],
+        &["ui", "--port", "65536"],
         &["connectivity", "tset"],
         &["connectivity", "test", "--namespace-prefix", "Net"],
         &["connectivity", "test", "--cidr", "10.0.0.1/16"],
@@ -145,4 +157,22 @@ fn shells_get_a_script() {
             "{shell}: {script}"
         );
     }
+}
+
+#[test]
+fn each_verb_has_a_manual_page() {
+    let folder = std::env::temp_dir().join(format!("thuban-man-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let output = run(&["man", "--dir", folder.to_str().unwrap()]);
+    let page = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
+    let pages: Vec<String> = VERBS.map(|verb| page(&format!("kubectl-thuban-{verb}.1"))).into();
+    let main = page("kubectl-thuban.1");
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(main.contains("Says how Thuban stands"), "{main}");
+    for (verb, page) in VERBS.iter().zip(pages) {
+        assert!(page.contains("Examples:"), "{verb}: {page}");
+    }
+    let output = run(&["man", "--dir", "/nonexistent/folder"]);
+    assert_eq!(output.status.code(), Some(2));
 }

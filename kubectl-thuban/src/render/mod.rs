@@ -9,7 +9,7 @@ mod why;
 
 pub use connectivity::{connectivity, finding};
 pub use lines::report;
-pub use tables::{endpoints, explanations, versions};
+pub use tables::{endpoints, explanations, top, versions};
 pub use tree::tree;
 pub use why::answer;
 

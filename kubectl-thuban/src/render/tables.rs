@@ -7,8 +7,10 @@ use comfy_table::presets::NOTHING;
 use thuban_api::EndpointType;
 
 use super::Style;
+use crate::arguments::TopBy;
 use crate::endpoints::{Listing, Row};
 use crate::explain::Explanation;
+use crate::observe::Top;
 use crate::version::Versions;
 
 const TITLES: [&str; 9] = [
@@ -93,6 +95,32 @@ fn member(row: &Row) -> String {
         EndpointType::Scaled => format!("service {}", row.service.as_deref().unwrap_or(NONE)),
         EndpointType::Host => "node".to_owned(),
     }
+}
+
+/// Returns what thuban-observe has counted.
+pub fn top(top: &Top, by: TopBy) -> String {
+    let mut text = format!("the last {} s\n", top.window_seconds);
+    if top.rows.is_empty() {
+        text.push_str("nothing was seen\n");
+        return text;
+    }
+    let name = match by {
+        TopBy::Pods => "POD",
+        TopBy::Networks => "NETWORK",
+        TopBy::Vpcs => "VPC",
+        TopBy::Reasons => "REASON",
+    };
+    let rows = top.rows.iter().map(|row| {
+        [
+            row.name.clone(),
+            row.vpc.clone().unwrap_or_else(|| NONE.to_owned()),
+            row.packets.to_string(),
+            row.bytes.to_string(),
+            row.dropped.to_string(),
+        ]
+    });
+    text.push_str(&table(&[name, "VPC", "PACKETS", "BYTES", "DROPPED"], rows));
+    text
 }
 
 /// Returns what a name means, one paragraph for each meaning.

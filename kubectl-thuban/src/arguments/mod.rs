@@ -1,5 +1,10 @@
 //! The command line.
 
+mod examples;
+mod observe;
+
+pub use observe::{FlowVerdict, Flows, ObservePlace, TopBy, TopOptions, Ui};
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -7,94 +12,12 @@ use clap_complete::Shell;
 use thuban_api::SYSTEM_NAMESPACE;
 use thuban_api::cidr::Cidr;
 
-const EXAMPLES: &str = "Examples:
-  kubectl thuban status                  what works, what does not, and what to do
-  kubectl thuban status --wait=300       the same, once all is well or after 300 s
-  kubectl thuban check -o json           what may go wrong, for a program
-  kubectl thuban tree red                VPC red: its networks, bouncers, dividers, pods
-  kubectl thuban why web-0 db-0:5432     what keeps packets of web-0 from db-0
-  kubectl thuban connectivity test       whether pods reach what they should, and nothing else
-  kubectl thuban trace red/web-0         the packets of a pod, hop by hop on its node
-  kubectl thuban explain NetworkFull     what a reason means
-  kubectl thuban sysdump                 an archive for those who help you
-
-Exit status: 0 if all is well, 1 if something was found, 2 if something could not be looked at.";
-const STATUS_EXAMPLES: &str = "Examples:
-  kubectl thuban status
-  kubectl thuban status -o wide          every object that is not well, with the remedy
-  kubectl thuban status --wait           until all is well, for 60 s at most
-  kubectl thuban status -n red           endpoints of the namespace red alone";
-const CHECK_EXAMPLES: &str = "Examples:
-  kubectl thuban check
-  kubectl thuban check -o json | jq '.lines[].problems[]'";
-const TREE_EXAMPLES: &str = "Examples:
-  kubectl thuban tree
-  kubectl thuban tree red
-  kubectl thuban tree red -n red         with the endpoints of the namespace red alone";
-const ENDPOINTS_EXAMPLES: &str = "Examples:
-  kubectl thuban endpoints               those of the context's namespace
-  kubectl thuban endpoints -A -o wide    all of them, with the messages of those that wait";
-const WHY_EXAMPLES: &str = "Examples:
-  kubectl thuban why web-0 db-0:5432               pods of the context's namespace
-  kubectl thuban why red/web-0 blue/db-0           the target is in another namespace
-  kubectl thuban why red/web-0 svc/shop:80         a Service of the namespace red
-  kubectl thuban why red/web-0 10.0.2.4:53/udp     an address
-  kubectl thuban why red/web-0 '[fd00:2::4]:443'   an IPv6 address with a port
-  kubectl thuban why red/web-0 db-0:5432 --probe   the pod sends a packet, and nodes say what they do with it
-
-The first line begins with OK, NO or UNKNOWN: exit status 0, 1 or 2. The operator answers by what it knows; without
---probe no packet is sent. You need the right to create and delete PathTraces in the source's namespace, as the role
-edit has it.";
-const CONNECTIVITY_EXAMPLES: &str = "Examples:
-  kubectl thuban connectivity test";
-const TEST_EXAMPLES: &str = "Examples:
-  kubectl thuban connectivity test
-  kubectl thuban connectivity test -o json       one document at the end
-  kubectl thuban connectivity test --keep        pods stay, to be looked at
-  kubectl thuban connectivity test --node node-a --node node-b
-  kubectl thuban connectivity test --cidr 172.30.0.0/16
-
-It makes two namespaces, and two VPCs with equal addresses. Pods there ask each other by TCP and UDP. It deletes all
-that it made, also after Ctrl-C. You need the rights of a cluster administrator; no command is run in a pod.
-
-Exit status: 0 if all checks passed, 1 if one failed, 2 if not all could be checked.";
-const EXPLAIN_EXAMPLES: &str = "Examples:
-  kubectl thuban explain NamespaceNotAllowed    a reason of a condition or an event
-  kubectl thuban explain outside_vpc            a reason of `transitd counters` and `transitd trace`";
-const TRACE_EXAMPLES: &str = "Examples:
-  kubectl thuban trace web-0                 its packets, 100 of them or those of 30 s
-  kubectl thuban trace red/web-0 --count 5
-  kubectl thuban trace red/web-0 --follow    until Ctrl-C, for an hour at most
-  kubectl thuban trace red/web-0 -o json     one JSON object for each packet
-
-The packets are those that the programs of the pod's node see. You need the rights to get the pod and its Endpoints,
-and to run commands in transitd's pods: administrators have them. Exit status: 1 if a packet was dropped.";
-const SYSDUMP_EXAMPLES: &str = "Examples:
-  kubectl thuban sysdump                     thuban-sysdump-TIME.tar.gz in this folder
-  kubectl thuban sysdump --file /tmp/a.tar.gz --node node-a --node node-b
-  kubectl thuban sysdump -n red              a tenant's: what is in its namespace
-
-The archive has no Secrets, no environment of pods and no packets' contents. It has names and addresses: look at it
-before you give it away. index.txt in the archive says what is in it, and what was left out and why.";
-const VALUES_EXAMPLES: &str = "Examples:
-  kubectl thuban values > values.yaml        for helm install --values
-  kubectl thuban values --env                lines of install/config.env";
-const UNINSTALL_EXAMPLES: &str = "Examples:
-  kubectl thuban uninstall
-  kubectl thuban uninstall --yes             without a question
-  kubectl thuban uninstall --node-script > remove-from-node.sh
-
-All VPCs and networks are removed, and all pods that are not on host network are deleted. It can be interrupted and
-repeated. Nodes are left cordoned; run the script on each node as root, then uncordon them. With Helm, run `helm
-uninstall` first. Load balancers are removed before: see the page on uninstalling.";
-const VERSION_EXAMPLES: &str = "Examples:
-  kubectl thuban version
-  kubectl thuban version -o yaml";
-const COMPLETIONS_EXAMPLES: &str = "Examples:
-  source <(kubectl thuban completions bash)
-  kubectl thuban completions zsh > \"${fpath[1]}/_kubectl-thuban\"
-
-The script completes the words of `kubectl-thuban`.";
+use examples::{
+    CHECK_EXAMPLES, COMPLETIONS_EXAMPLES, CONNECTIVITY_EXAMPLES, ENDPOINTS_EXAMPLES, EXAMPLES,
+    EXPLAIN_EXAMPLES, FLOWS_EXAMPLES, MAN_EXAMPLES, STATUS_EXAMPLES, SYSDUMP_EXAMPLES, TEST_EXAMPLES,
+    TOP_EXAMPLES, TRACE_EXAMPLES, TREE_EXAMPLES, UI_EXAMPLES, UNINSTALL_EXAMPLES, VALUES_EXAMPLES,
+    VERSION_EXAMPLES, WHY_EXAMPLES,
+};
 
 /// Says how Thuban stands in a cluster, and why. It changes nothing, but for `uninstall`; `why` and `connectivity test`
 /// make objects and delete them.
@@ -131,16 +54,16 @@ pub struct Connection {
     /// Path of the kubeconfig. Default: that of KUBECONFIG, or ~/.kube/config.
     #[arg(long, global = true, value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
-    /// Namespace of endpoints. Default: that of the context; for `status` and `tree` all that you may list.
+    /// Namespace of endpoints and flows. Default: that of the context; for `status` and `tree` all that you may list.
     #[arg(short, long, global = true)]
     pub namespace: Option<String>,
-    /// Endpoints of all namespaces.
+    /// Endpoints or flows of all namespaces.
     #[arg(short = 'A', long, global = true, conflicts_with = "namespace")]
     pub all_namespaces: bool,
     /// User to act as.
     #[arg(long = "as", global = true, value_name = "USER")]
     pub as_user: Option<String>,
-    /// The kubectl that runs commands in pods. Default: that of PATH.
+    /// The kubectl that runs commands in pods and forwards ports. Default: that of PATH.
     #[arg(
         long,
         global = true,
@@ -192,6 +115,15 @@ pub enum Verb {
     /// Shows the packets of a pod as its node's programs see them, with the names of pods.
     #[command(after_help = TRACE_EXAMPLES)]
     Trace(Trace),
+    /// Shows flows with the names of their ends, as thuban-observe remembers and hears them.
+    #[command(after_help = FLOWS_EXAMPLES)]
+    Flows(Flows),
+    /// Shows who sends most in the last minute, or why packets are dropped.
+    #[command(after_help = TOP_EXAMPLES)]
+    Top(TopOptions),
+    /// Opens the page of VPCs and their traffic, by a server on this machine.
+    #[command(after_help = UI_EXAMPLES)]
+    Ui(Ui),
     /// Collects objects, events, logs and nodes' tables in an archive. Never Secrets.
     #[command(after_help = SYSDUMP_EXAMPLES)]
     Sysdump(Sysdump),
@@ -225,6 +157,13 @@ pub enum Verb {
     Completions {
         /// The shell.
         shell: Shell,
+    },
+    /// Writes manual pages into a folder, for those who package the plugin.
+    #[command(hide = true, after_help = MAN_EXAMPLES)]
+    Man {
+        /// The folder. It must exist.
+        #[arg(long, value_name = "DIR")]
+        dir: PathBuf,
     },
 }
 
