@@ -2,8 +2,8 @@
 //! and makes tokens. [`forward`] has kubectl forward a port, and [`client`] speaks HTTPS over it.
 //!
 //! The user's own rights decide who may connect. The rights of the ServiceAccount `thuban-viewer` of the asked
-//! namespace decide whose flows are shown. This module makes tokens of it, and sends them to thuban-observe alone. Invariant: no
-//! token is printed, stored or sent to a browser.
+//! namespace decide whose flows are shown. This module makes tokens of it, and sends them to thuban-observe alone.
+//! Invariant: no token is printed, stored or sent to a browser.
 
 mod access;
 mod client;

@@ -7,7 +7,7 @@
 //! * a request that the browser makes for a page of another server, though it has the cookie: cookies are the same for
 //!   all ports of a host.
 
-use hyper::header::{COOKIE, HOST, HeaderMap, HeaderValue};
+use hyper::header::{COOKIE, HeaderMap, HeaderValue};
 use hyper::{Method, StatusCode, Uri};
 use rustls::crypto::ring;
 
@@ -16,6 +16,7 @@ use crate::observe::{Asked, ObserveError};
 
 /// How many random bytes a key has.
 const KEY_BYTES: usize = 32;
+const HOST: &str = "host";
 /// The header by which browsers say whose page asks (Fetch Metadata).
 const SITE: &str = "sec-fetch-site";
 /// Its values for this server's own page, and for an address that the user has entered.
@@ -72,7 +73,7 @@ impl Door {
 
     pub fn judge(&self, method: &Method, uri: &Uri, headers: &HeaderMap) -> Admission {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        if text(HOST.as_str()) != Some(self.host.as_str()) {
+        if text(HOST) != Some(self.host.as_str()) {
             return Admission::Refused(StatusCode::FORBIDDEN, "the Host is not that of the URL");
         }
         if method != Method::GET {

@@ -21,6 +21,7 @@ use hyper::header::{
     SET_COOKIE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::http::request::Parts;
+use hyper::http::uri::PathAndQuery;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Request, Response, StatusCode};
@@ -112,7 +113,7 @@ async fn answer(head: &Parts, door: &Door, relay: &Relay) -> Response<Body> {
         Admission::Refused(status, why) => respond(status, JSON, json!({"error": why}).to_string()),
         Admission::Enter => enter(door),
         Admission::Pass => {
-            let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
+            let target = head.uri.path_and_query().map_or("/", PathAndQuery::as_str);
             match Box::pin(relay.get(target, head.headers.get(ACCEPT))).await {
                 Ok(response) => pass(response),
                 Err(error) => {
