@@ -125,6 +125,7 @@ struct End {
     pod: Option<String>,
     /// With its namespace.
     service: Option<String>,
+    node: Option<String>,
     address: Option<String>,
     port: Option<u16>,
 }
@@ -141,9 +142,10 @@ impl End {
         if self.withheld {
             return WITHHELD.to_owned();
         }
-        let name = match (&self.namespace, &self.pod, &self.service) {
-            (Some(namespace), Some(pod), _) => Some(format!("{namespace}/{pod}")),
-            (_, _, Some(service)) => Some(format!("svc/{service}")),
+        let name = match (&self.namespace, &self.pod, &self.service, &self.node) {
+            (Some(namespace), Some(pod), ..) => Some(format!("{namespace}/{pod}")),
+            (_, _, Some(service), _) => Some(format!("svc/{service}")),
+            (.., Some(node)) => Some(format!("node/{node}")),
             _ => None,
         };
         let port = self.port.filter(|port| *port != 0);
@@ -173,7 +175,9 @@ impl Flow {
         } else {
             self.reason.clone()
         };
-        match (&self.droplet, &self.next) {
+        // It is empty if it would tell the place of an end that is withheld.
+        let droplet = self.droplet.as_deref().filter(|droplet| !droplet.is_empty());
+        match (droplet, &self.next) {
             (Some(droplet), Some(next)) => {
                 let _ = write!(text, ", {droplet} > {next}");
             }
@@ -251,7 +255,11 @@ impl Printer {
                     lost,
                     droplet,
                     time_unix_ms,
-                }) => losses(&lost, droplet.as_deref(), time_unix_ms),
+                }) => {
+                    // It is empty if this reader was too slow.
+                    let droplet = droplet.filter(|droplet| !droplet.is_empty());
+                    losses(&lost, droplet.as_deref(), time_unix_ms)
+                }
                 Err(_) => format!("{line}\n"),
             }),
         }

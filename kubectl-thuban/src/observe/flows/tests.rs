@@ -89,9 +89,12 @@ fn drops_have_their_meaning_or_the_policy() {
 fn a_withheld_end_is_shown_as_withheld() {
     let mut seen = flow();
     seen["to"] = json!({"withheld": true});
+    seen["from"] =
+        json!({"namespace": null, "pod": null, "node": "node-a", "address": "192.0.2.11", "port": 0});
+    (seen["droplet"], seen["next"]) = (json!(""), Value::Null);
     let (rows, _) = lines(Format::Table, &[seen]);
     assert!(
-        rows[1].contains("red/web-0:40112   (withheld)        tcp"),
+        rows[1].ends_with("  node/node-a       (withheld)        tcp        6  direct"),
         "{rows:?}"
     );
 }
@@ -100,7 +103,7 @@ fn a_withheld_end_is_shown_as_withheld() {
 fn lost_events_are_told_by_their_place() {
     let lost = json!({"droplet": "node-b",
         "lost": {"budget": 14, "table": 0, "ring": 2, "stream": 0, "reader": 0}});
-    let slow = json!({"lost": {"reader": 7}, "droplet": null});
+    let slow = json!({"lost": {"reader": 7}, "droplet": ""});
     let (rows, printer) = lines(Format::Table, &[lost.clone(), slow]);
     assert_eq!(
         rows,
