@@ -21,7 +21,6 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use rustls::sign::CertifiedKey;
 use thiserror::Error;
-use thuban_api::system_namespace;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -47,8 +46,9 @@ const TRIES: usize = 5;
 /// What a CA is called.
 #[derive(Clone, Copy, Debug)]
 pub struct Names {
-    /// The Secret in the namespace [`system_namespace`], the ConfigMap if the CA is [published](publish), and the CA's
-    /// common name.
+    /// Returns the namespace of the Secret and of the ConfigMap.
+    pub namespace: fn() -> &'static str,
+    /// The Secret, the ConfigMap if the CA is [published](publish), and the CA's common name.
     pub secret: &'static str,
     /// The name by which clients verify a server.
     pub server: &'static str,
@@ -204,7 +204,7 @@ impl Authority {
         expires: fn(u64),
         now: u64,
     ) -> Result<Self, AuthorityError> {
-        let secrets: Api<Secret> = Api::namespaced(client, system_namespace());
+        let secrets: Api<Secret> = Api::namespaced(client, (names.namespace)());
         let held = look(&secrets, names, now).await?;
         let loaded = Self {
             names,
@@ -315,7 +315,7 @@ fn new_secret(names: Names, held: &Held) -> Secret {
     Secret {
         metadata: ObjectMeta {
             name: Some(names.secret.into()),
-            namespace: Some(system_namespace().into()),
+            namespace: Some((names.namespace)().into()),
             ..ObjectMeta::default()
         },
         data: Some(held.data()),

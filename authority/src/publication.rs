@@ -6,7 +6,6 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::api::{ObjectMeta, Patch, PatchParams};
 use kube::{Api, Client};
-use thuban_api::system_namespace;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tracing::warn;
@@ -29,7 +28,7 @@ pub async fn publish(
     manager: &'static str,
     mut bundle: watch::Receiver<String>,
 ) {
-    let api: Api<ConfigMap> = Api::namespaced(client, system_namespace());
+    let api: Api<ConfigMap> = Api::namespaced(client, (names.namespace)());
     let parameters = PatchParams::apply(manager).force();
     let mut pause = RETRY;
     loop {
@@ -74,11 +73,13 @@ mod tests {
     use std::sync::{Arc, Mutex};
 
     use serde_json::Value;
+    use thuban_api::system_namespace;
     use thuban_client::played::{self, Answer, Method, Request};
 
     use super::*;
 
     const NAMES: Names = Names {
+        namespace: system_namespace,
         secret: "ca",
         server: "server",
     };

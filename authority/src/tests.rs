@@ -8,6 +8,7 @@ use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::Secret;
 use kube::Client;
 use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, KeyPair};
+use thuban_api::system_namespace;
 use thuban_client::played::{self, Answer, Method, Request};
 use tokio::sync::Barrier;
 
@@ -15,6 +16,7 @@ use super::rotation::{LIFE, OVERLAP};
 use super::{Authority, CURRENT, Ca, FORMER, Held, NEXT, Names, TYPE, new_secret};
 
 const NAMES: Names = Names {
+    namespace: system_namespace,
     secret: "ca",
     server: "server",
 };

@@ -19,6 +19,7 @@ use thuban_api::cidr::Cidr;
 use thuban_api::ip_lease::{IpLease, LeaseState};
 use thuban_api::ip_pool::IpPool;
 use thuban_api::refused_ranges::RefusedRanges;
+use thuban_api::system_namespace;
 use thuban_authority::{Authority, Names};
 use thuban_telemetry::{control, process};
 use tokio::time::{Instant, MissedTickBehavior, interval};
@@ -79,6 +80,7 @@ async fn run(settings: Settings) -> Result<()> {
         .await
         .context("configuration of the API server's client")?;
     let names = Names {
+        namespace: system_namespace,
         secret: "thuban-cidrd-ca",
         server: TLS_NAME,
     };

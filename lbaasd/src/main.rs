@@ -27,7 +27,7 @@ use lbaasd::routes::l2::{self, NodeLeases};
 use lbaasd::routes::{REVIEWS, Speakers, router};
 use lbaasd::{CA_CONFIG_MAP, metrics, service, vip};
 use thuban_api::routes::TLS_NAME;
-use thuban_api::{DRIVER_LABEL, DnsZone, IpPool, Vip, VipProfile};
+use thuban_api::{DRIVER_LABEL, DnsZone, IpPool, Vip, VipProfile, system_namespace};
 use thuban_authority::{Authority, Names, publish};
 use thuban_telemetry::{control, process};
 use tokio::sync::{Semaphore, watch};
@@ -49,6 +49,7 @@ const FORGET: Duration = Duration::from_mins(1);
 const PAUSE: Duration = Duration::from_secs(2);
 /// The CA that nodes verify lbaasd by.
 const CA: Names = Names {
+    namespace: system_namespace,
     secret: CA_CONFIG_MAP,
     server: TLS_NAME,
 };

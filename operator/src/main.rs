@@ -15,6 +15,7 @@ use kube::Client;
 use thuban_api::cidr::Cidr;
 use thuban_api::cluster_dns::{ClusterDns, DnsService, USUAL_DNS_SERVICE};
 use thuban_api::refused_ranges::RefusedRanges;
+use thuban_api::system_namespace;
 use thuban_authority::{Authority, Names, ServerCertificate, publish};
 use thuban_operator::controller::{defaults, run};
 use thuban_operator::leader::{self, Candidate, End};
@@ -45,6 +46,7 @@ pub static MALLOC_CONF: &[u8; 38] = b"narenas:2,prof:true,lg_prof_sample:21\0";
 
 /// The CA that droplets verify operators by.
 const CA: Names = Names {
+    namespace: system_namespace,
     secret: "thuban-operator-ca",
     server: OPERATOR_TLS_NAME,
 };

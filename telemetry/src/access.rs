@@ -1,5 +1,5 @@
-//! Who may read a guarded page: the API server says whose a token is, by a TokenReview, and whether its owner may get
-//! `/metrics`, by a SubjectAccessReview.
+//! Who may read: the API server says whose a token is, by a TokenReview, and whether its owner has a right, by a
+//! SubjectAccessReview.
 //!
 //! Invariant: without both answers nobody reads. Answers count for a short time, in bounded memory. Tokens are not
 //! kept, only their digests. Tokens that somebody makes up cost the API server a bounded number of reviews, and don't
@@ -14,7 +14,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
+    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
 };
 use kube::api::PostParams;
 use kube::{Api, Client};
@@ -27,14 +27,13 @@ use tracing::warn;
 use crate::peers::PeerLimits;
 use crate::rate_limit::RateLimit;
 
-/// The path and the verb that a reader must have the right to, for each guarded page.
-const PATH: &str = "/metrics";
+/// The verb of each right.
 const VERB: &str = "get";
 /// How long a reader is let in without another review.
 const ADMITTED_FOR: Duration = Duration::from_mins(1);
 /// How long a refusal is kept: less, because somebody may grant the right meanwhile.
 const REFUSED_FOR: Duration = Duration::from_secs(10);
-/// The most tokens whose answers are kept.
+/// The most pairs of a token and a right whose answers are kept.
 const MAX_KNOWN: usize = 256;
 /// The most tokens that are reviewed at once: of readers who were let in before, and of strangers.
 const REVIEWS: usize = 2;
@@ -76,12 +75,81 @@ impl Refusal {
 }
 
 type Verdict = Result<(), Refusal>;
+/// Stands for a token and a right.
+type Digest256 = [u8; 32];
+
+/// What a reader must be allowed to get.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Right {
+    /// A path of the API server.
+    Path(&'static str),
+    /// All objects of a resource: in a namespace, or in all namespaces.
+    Resource {
+        group: &'static str,
+        resource: &'static str,
+        namespace: Option<String>,
+    },
+}
+
+impl Right {
+    /// The right to the guarded pages.
+    pub(crate) const METRICS: Self = Self::Path("/metrics");
+
+    fn digest(&self, token: &str) -> Digest256 {
+        let (kind, parts) = match self {
+            Self::Path(path) => ("path", [*path, "", ""]),
+            Self::Resource {
+                group,
+                resource,
+                namespace: None,
+            } => ("everywhere", [*group, *resource, ""]),
+            Self::Resource {
+                group,
+                resource,
+                namespace: Some(namespace),
+            } => ("namespace", [*group, *resource, namespace.as_str()]),
+        };
+        let mut digest = Sha256::new();
+        // No header has the byte 0, so no text runs into the next one.
+        for part in [kind].iter().chain(&parts).chain(&[token]) {
+            digest.update(part);
+            digest.update([0]);
+        }
+        digest.finalize().into()
+    }
+
+    fn fill(&self, spec: &mut SubjectAccessReviewSpec) {
+        match self {
+            Self::Path(path) => {
+                spec.non_resource_attributes = Some(NonResourceAttributes {
+                    path: Some((*path).to_owned()),
+                    verb: Some(VERB.to_owned()),
+                });
+            }
+            Self::Resource {
+                group,
+                resource,
+                namespace,
+            } => {
+                spec.resource_attributes = Some(ResourceAttributes {
+                    group: Some((*group).to_owned()),
+                    resource: Some((*resource).to_owned()),
+                    namespace: namespace.clone(),
+                    verb: Some(VERB.to_owned()),
+                    ..ResourceAttributes::default()
+                });
+            }
+        }
+    }
+}
 
 /// Asks the API server about tokens, and keeps its answers.
 pub struct Access {
     client: Option<Client>,
-    /// The last answers by the digests of tokens, and until when they count. Readers are remembered for longer.
-    known: Mutex<HashMap<[u8; 32], (Verdict, Instant)>>,
+    /// The audience that tokens must be for; none: that of the API server itself.
+    audience: Option<&'static str>,
+    /// The last answers, and until when they count. Readers are remembered for longer.
+    known: Mutex<HashMap<Digest256, (Verdict, Instant)>>,
     /// Turns of readers who were let in before.
     readers: Arc<Semaphore>,
     /// Turns of all others.
@@ -94,9 +162,10 @@ pub struct Access {
 
 impl Access {
     /// Without a client nobody can be asked, so nobody reads.
-    pub fn new(client: Option<Client>) -> Arc<Self> {
+    pub fn new(client: Option<Client>, audience: Option<&'static str>) -> Arc<Self> {
         Arc::new(Self {
             client,
+            audience,
             known: Mutex::default(),
             readers: Arc::new(Semaphore::new(REVIEWS)),
             strangers: Arc::new(Semaphore::new(REVIEWS)),
@@ -106,9 +175,9 @@ impl Access {
         })
     }
 
-    /// Judges whether the token's owner may read. The peer is who sent the token.
-    pub async fn judge(self: &Arc<Self>, peer: IpAddr, token: &str) -> Verdict {
-        let digest: [u8; 32] = Sha256::digest(token).into();
+    /// Judges whether the token's owner has the right. The peer is who sent the token.
+    pub async fn judge(self: &Arc<Self>, peer: IpAddr, token: &str, right: &Right) -> Verdict {
+        let digest = right.digest(token);
         if let Some(verdict) = self.known(&digest) {
             return verdict;
         }
@@ -129,10 +198,10 @@ impl Access {
             return verdict;
         }
         let access = Arc::clone(self);
-        let token = token.to_owned();
+        let (token, right) = (token.to_owned(), right.clone());
         // The connection may end at any time. The turn ends when the API server has answered.
         let reviewed = tokio::spawn(async move {
-            let verdict = match timeout_at(end, review(&client, &token)).await {
+            let verdict = match timeout_at(end, review(&client, access.audience, &token, &right)).await {
                 Ok(Ok(verdict)) => {
                     access.is_failing.store(false, Ordering::Relaxed);
                     access.keep(digest, verdict);
@@ -152,30 +221,30 @@ impl Access {
         if !self.is_failing.swap(true, Ordering::Relaxed) {
             warn!(
                 error,
-                "tokens can't be reviewed, so nobody reads metrics: is the API server there, and may this process \
+                "tokens can't be reviewed, so nobody reads: is the API server there, and may this process \
                  create tokenreviews and subjectaccessreviews?"
             );
         }
         Err(Refusal::Unasked)
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<[u8; 32], (Verdict, Instant)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Digest256, (Verdict, Instant)>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn known(&self, digest: &[u8; 32]) -> Option<Verdict> {
+    fn known(&self, digest: &Digest256) -> Option<Verdict> {
         let (verdict, until) = self.lock().get(digest).copied()?;
         (until > Instant::now()).then_some(verdict)
     }
 
     /// Whether the last answer was yes, however long ago.
-    fn was_admitted(&self, digest: &[u8; 32]) -> bool {
+    fn was_admitted(&self, digest: &Digest256) -> bool {
         self.lock()
             .get(digest)
             .is_some_and(|(verdict, _)| verdict.is_ok())
     }
 
-    fn keep(&self, digest: [u8; 32], verdict: Verdict) {
+    fn keep(&self, digest: Digest256, verdict: Verdict) {
         let period = if verdict.is_ok() {
             ADMITTED_FOR
         } else {
@@ -198,36 +267,43 @@ impl Access {
 }
 
 /// Asks the API server whose the token is, and what its owner may do.
-async fn review(client: &Client, token: &str) -> Result<Verdict, kube::Error> {
+async fn review(
+    client: &Client,
+    audience: Option<&'static str>,
+    token: &str,
+    right: &Right,
+) -> Result<Verdict, kube::Error> {
     let parameters = PostParams::default();
     let asked = TokenReview {
         spec: TokenReviewSpec {
             token: token.to_owned(),
-            // The API server's own audience, for which scrapers have tokens.
-            audiences: None,
+            // Scrapers have tokens for the API server's own audience.
+            audiences: audience.map(|audience| vec![audience.to_owned()]),
         },
         ..TokenReview::default()
     };
     let tokens: Api<TokenReview> = Api::all(client.clone());
     let answer = tokens.create(&parameters, &asked).await?;
     let status = answer.status.unwrap_or_default();
-    let is_authenticated = status.authenticated == Some(true);
+    let is_for_us = audience.is_none_or(|audience| {
+        // An API server that knows no audiences leaves them out.
+        status.audiences.iter().flatten().any(|known| known == audience)
+    });
+    let is_authenticated = status.authenticated == Some(true) && is_for_us;
     let user = status.user.unwrap_or_default();
     if !is_authenticated || user.username.as_deref().is_none_or(str::is_empty) {
         return Ok(Err(Refusal::UnknownToken));
     }
+    let mut spec = SubjectAccessReviewSpec {
+        user: user.username,
+        groups: user.groups,
+        uid: user.uid,
+        extra: user.extra,
+        ..SubjectAccessReviewSpec::default()
+    };
+    right.fill(&mut spec);
     let asked = SubjectAccessReview {
-        spec: SubjectAccessReviewSpec {
-            user: user.username,
-            groups: user.groups,
-            uid: user.uid,
-            extra: user.extra,
-            non_resource_attributes: Some(NonResourceAttributes {
-                path: Some(PATH.to_owned()),
-                verb: Some(VERB.to_owned()),
-            }),
-            resource_attributes: None,
-        },
+        spec,
         ..SubjectAccessReview::default()
     };
     let rights: Api<SubjectAccessReview> = Api::all(client.clone());
@@ -309,10 +385,16 @@ pub(crate) mod tests {
             }
             review["status"] = if path.ends_with("/tokenreviews") {
                 let token = review["spec"]["token"].as_str().unwrap();
+                let audiences = review["spec"]["audiences"].clone();
                 let user =
                     json!({"username": token, "groups": ["scrapers"], "uid": "1", "extra": {"pod": ["p"]}});
                 match token {
-                    "reader" | "other" => json!({"authenticated": true, "user": user}),
+                    "reader" | "other" => {
+                        json!({"authenticated": true, "user": user, "audiences": audiences})
+                    }
+                    "of-another" => {
+                        json!({"authenticated": true, "user": user, "audiences": ["another"]})
+                    }
                     // A user without `authenticated` proves nothing.
                     "half" => json!({"user": user}),
                     _ => json!({"authenticated": false, "error": "invalid bearer token"}),
@@ -334,14 +416,14 @@ pub(crate) mod tests {
 
     fn server() -> (Server, Arc<Access>) {
         let server = Server::new();
-        let access = Access::new(Some(server.client()));
+        let access = Access::new(Some(server.client()), None);
         (server, access)
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_may_get_metrics_is_asked_once_a_minute() {
         let (server, access) = server();
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader", &Right::METRICS).await, Ok(()));
         assert_eq!(server.reviews(), 2);
         let expected = json!({
             "user": "reader", "groups": ["scrapers"], "uid": "1", "extra": {"pod": ["p"]},
@@ -349,15 +431,68 @@ pub(crate) mod tests {
         });
         assert_eq!(*server.rights.lock().unwrap(), [expected]);
         advance(ADMITTED_FOR.saturating_sub(Duration::from_secs(1))).await;
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader", &Right::METRICS).await, Ok(()));
         assert_eq!(server.reviews(), 0);
         advance(Duration::from_secs(1)).await;
         server.set(Mode::Refuses);
         assert_eq!(
-            access.judge(PEER, "reader").await,
+            access.judge(PEER, "reader", &Right::METRICS).await,
             Err(Refusal::Unasked),
             "it has ended"
         );
+    }
+
+    fn flows(namespace: Option<&str>) -> Right {
+        Right::Resource {
+            group: "thuban.dev",
+            resource: "flows",
+            namespace: namespace.map(str::to_owned),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_right_of_a_token_is_asked_about() {
+        let server = Server::new();
+        let access = Access::new(Some(server.client()), Some("here"));
+        for right in [flows(Some("red")), flows(Some("blue")), flows(None)] {
+            assert_eq!(access.judge(PEER, "reader", &right).await, Ok(()));
+            assert_eq!(server.reviews(), 2, "{right:?}");
+            assert_eq!(access.judge(PEER, "reader", &right).await, Ok(()));
+            assert_eq!(server.reviews(), 0, "{right:?}");
+        }
+        let asked: Vec<Value> = server.rights.lock().unwrap().drain(..).collect();
+        let asked: Vec<&Value> = asked.iter().map(|spec| &spec["resourceAttributes"]).collect();
+        let expected = json!({
+            "group": "thuban.dev", "resource": "flows", "namespace": "red", "verb": "get",
+        });
+        assert_eq!(*asked[0], expected);
+        assert_eq!(asked[1]["namespace"], "blue");
+        assert!(asked[2]["namespace"].is_null(), "all namespaces");
+        assert_eq!(
+            access.judge(PEER, "other", &flows(Some("red"))).await,
+            Err(Refusal::Forbidden)
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_token_for_another_audience_proves_nothing() {
+        let server = Server::new();
+        let access = Access::new(Some(server.client()), Some("here"));
+        let verdict = access.judge(PEER, "of-another", &flows(Some("red"))).await;
+        assert_eq!(verdict, Err(Refusal::UnknownToken));
+    }
+
+    #[test]
+    fn a_token_and_a_right_do_not_run_into_each_other() {
+        let digests = [
+            flows(Some("red")).digest("a"),
+            flows(Some("reda")).digest(""),
+            flows(None).digest("reda"),
+            flows(Some("")).digest("reda"),
+            Right::METRICS.digest("a"),
+        ];
+        let different: std::collections::HashSet<_> = digests.iter().collect();
+        assert_eq!(different.len(), digests.len());
     }
 
     #[tokio::test(start_paused = true)]
@@ -368,11 +503,23 @@ pub(crate) mod tests {
             ("half", Refusal::UnknownToken, 1),
             ("other", Refusal::Forbidden, 2),
         ] {
-            assert_eq!(access.judge(PEER, token).await, Err(refusal), "{token}");
-            assert_eq!(access.judge(PEER, token).await, Err(refusal), "{token}");
+            assert_eq!(
+                access.judge(PEER, token, &Right::METRICS).await,
+                Err(refusal),
+                "{token}"
+            );
+            assert_eq!(
+                access.judge(PEER, token, &Right::METRICS).await,
+                Err(refusal),
+                "{token}"
+            );
             assert_eq!(server.reviews(), reviews, "{token}");
             advance(REFUSED_FOR).await;
-            assert_eq!(access.judge(PEER, token).await, Err(refusal), "{token}");
+            assert_eq!(
+                access.judge(PEER, token, &Right::METRICS).await,
+                Err(refusal),
+                "{token}"
+            );
             assert_eq!(server.reviews(), reviews, "{token}");
         }
     }
@@ -383,19 +530,21 @@ pub(crate) mod tests {
         for mode in [Mode::Refuses, Mode::Hangs] {
             server.set(mode);
             assert_eq!(
-                access.judge(PEER, "reader").await,
+                access.judge(PEER, "reader", &Right::METRICS).await,
                 Err(Refusal::Unasked),
                 "{mode:?}"
             );
         }
         // Nothing of that is kept.
         server.set(Mode::Answers);
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader", &Right::METRICS).await, Ok(()));
         // A reader who is known reads on.
         server.set(Mode::Hangs);
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader", &Right::METRICS).await, Ok(()));
         assert_eq!(
-            Access::new(None).judge(PEER, "reader").await,
+            Access::new(None, None)
+                .judge(PEER, "reader", &Right::METRICS)
+                .await,
             Err(Refusal::Unasked),
             "no API server"
         );
@@ -404,21 +553,21 @@ pub(crate) mod tests {
     #[tokio::test(start_paused = true)]
     async fn tokens_of_strangers_take_bounded_memory() {
         let (server, access) = server();
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader", &Right::METRICS).await, Ok(()));
         for number in 0..2 * MAX_KNOWN {
             let digest = Sha256::digest(format!("stranger-{number}"));
             access.keep(digest.into(), Err(Refusal::UnknownToken));
             assert!(access.lock().len() <= MAX_KNOWN);
         }
         server.reviews();
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader", &Right::METRICS).await, Ok(()));
         assert_eq!(server.reviews(), 0, "the reader is still known");
     }
 
     #[tokio::test(start_paused = true)]
     async fn tokens_of_strangers_are_reviewed_a_few_a_second() {
         let (server, access) = server();
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()));
+        assert_eq!(access.judge(PEER, "reader", &Right::METRICS).await, Ok(()));
         advance(ADMITTED_FOR).await;
         server.reviews();
         // One peer has a share of its own.
@@ -429,36 +578,52 @@ pub(crate) mod tests {
                 Refusal::TooMany
             };
             let token = format!("stranger-{number}");
-            assert_eq!(access.judge(peer(1), &token).await, Err(expected), "{number}");
+            assert_eq!(
+                access.judge(peer(1), &token, &Right::METRICS).await,
+                Err(expected),
+                "{number}"
+            );
         }
         assert_eq!(server.reviews(), OF_PEER_AT_ONCE as usize);
         for number in 2..100 {
             let token = format!("stranger-of-{number}");
-            assert!(access.judge(peer(number), &token).await.is_err());
+            assert!(access.judge(peer(number), &token, &Right::METRICS).await.is_err());
         }
         assert_eq!(server.reviews(), (STRANGERS_AT_ONCE - OF_PEER_AT_ONCE) as usize);
-        assert_eq!(access.judge(peer(200), "other").await, Err(Refusal::TooMany));
+        assert_eq!(
+            access.judge(peer(200), "other", &Right::METRICS).await,
+            Err(Refusal::TooMany)
+        );
         // Who was let in before waits for no stranger.
-        assert_eq!(access.judge(peer(1), "reader").await, Ok(()));
+        assert_eq!(access.judge(peer(1), "reader", &Right::METRICS).await, Ok(()));
         assert_eq!(server.reviews(), 2);
         advance(Duration::from_secs(1)).await;
-        assert_eq!(access.judge(peer(200), "other").await, Err(Refusal::Forbidden));
+        assert_eq!(
+            access.judge(peer(200), "other", &Right::METRICS).await,
+            Err(Refusal::Forbidden)
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_reader_who_lost_the_right_is_a_stranger() {
         let (server, access) = server();
-        let digest: [u8; 32] = Sha256::digest("other").into();
+        let digest = Right::METRICS.digest("other");
         access.keep(digest, Ok(()));
         advance(ADMITTED_FOR).await;
         assert!(access.was_admitted(&digest));
-        assert_eq!(access.judge(PEER, "other").await, Err(Refusal::Forbidden));
+        assert_eq!(
+            access.judge(PEER, "other", &Right::METRICS).await,
+            Err(Refusal::Forbidden)
+        );
         assert!(!access.was_admitted(&digest));
         // A failure of the API server takes nothing from a reader.
         access.keep(digest, Ok(()));
         advance(ADMITTED_FOR).await;
         server.set(Mode::Refuses);
-        assert_eq!(access.judge(PEER, "other").await, Err(Refusal::Unasked));
+        assert_eq!(
+            access.judge(PEER, "other", &Right::METRICS).await,
+            Err(Refusal::Unasked)
+        );
         assert!(access.was_admitted(&digest));
     }
 
@@ -470,11 +635,15 @@ pub(crate) mod tests {
         for number in 0..3 * REVIEWS {
             let token = format!("stranger-{number}");
             // The connection ends while its token is reviewed, or waits for its turn.
-            let judged = timeout(moment, access.judge(peer(number as u8), &token)).await;
+            let judged = timeout(moment, access.judge(peer(number as u8), &token, &Right::METRICS)).await;
             assert!(judged.is_err(), "{number}");
         }
         assert_eq!(server.reviews(), REVIEWS, "the others have waited");
         server.set(Mode::Answers);
-        assert_eq!(access.judge(PEER, "reader").await, Ok(()), "the turns have ended");
+        assert_eq!(
+            access.judge(PEER, "reader", &Right::METRICS).await,
+            Ok(()),
+            "the turns have ended"
+        );
     }
 }

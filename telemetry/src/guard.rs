@@ -18,7 +18,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-use crate::access::{Access, Refusal};
+use crate::access::{Access, Refusal, Right};
 use crate::peers::PeerLimits;
 
 /// The pages without a guard, which say no more than whether the process works.
@@ -48,7 +48,7 @@ impl Guard {
         Ok(Self {
             tls: TlsAcceptor::from(Arc::new(config)),
             handshakes: PeerLimits::new(HANDSHAKES_A_SECOND, HANDSHAKES_AT_ONCE),
-            access: Access::new(client),
+            access: Access::new(client, None),
         })
     }
 
@@ -76,7 +76,7 @@ impl Guard {
             return Err(Refusal::Plain);
         }
         let token = bearer(headers).ok_or(Refusal::NoToken)?;
-        self.access.judge(peer, token).await
+        self.access.judge(peer, token, &Right::METRICS).await
     }
 }
 
@@ -87,7 +87,8 @@ pub(crate) async fn begins_with_tls(stream: &TcpStream) -> io::Result<bool> {
     Ok(read == 1 && first[0] == HANDSHAKE)
 }
 
-fn bearer(headers: &HeaderMap) -> Option<&str> {
+/// Returns the bearer token of a request.
+pub fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     let token = token.trim();

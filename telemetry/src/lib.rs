@@ -4,9 +4,9 @@
 //! Requests are untrusted: anybody who reaches the address may send one. A request is read within a limit of bytes and
 //! time, and few are served at once; a peer with many connections loses its own first. Of the request line only the
 //! path counts, not even the method, and no request changes anything. A server beyond loopback may have a [`Guard`],
-//! which shows pages to who has the right.
+//! which shows pages to who has the right ([`access`]).
 
-mod access;
+pub mod access;
 pub mod control;
 mod format;
 mod guard;
@@ -14,7 +14,7 @@ mod json;
 mod levels;
 mod own;
 mod panics;
-mod peers;
+pub mod peers;
 pub mod process;
 pub mod rate_limit;
 pub mod traces;
@@ -42,8 +42,8 @@ use tracing::{debug, info, warn};
 
 use access::Refusal;
 use format::text_format;
-pub use guard::Guard;
 use guard::begins_with_tls;
+pub use guard::{Guard, bearer};
 use own::with_own;
 pub use panics::abort_on_panic;
 use peers::Connections;

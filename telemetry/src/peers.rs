@@ -17,11 +17,11 @@ const MAX_PEERS: usize = 1024;
 
 /// The connections of a server, oldest first.
 #[derive(Default)]
-pub(crate) struct Connections(VecDeque<(IpAddr, JoinHandle<()>)>);
+pub struct Connections(VecDeque<(IpAddr, JoinHandle<()>)>);
 
 impl Connections {
     /// Makes room for a connection of this peer, if there are `most`: ends the oldest of the peer that has the most.
-    pub(crate) fn make_room(&mut self, newcomer: IpAddr, most: usize) {
+    pub fn make_room(&mut self, newcomer: IpAddr, most: usize) {
         self.0.retain(|(_, connection)| !connection.is_finished());
         if self.0.len() < most {
             return;
@@ -34,7 +34,7 @@ impl Connections {
         }
     }
 
-    pub(crate) fn add(&mut self, peer: IpAddr, connection: JoinHandle<()>) {
+    pub fn add(&mut self, peer: IpAddr, connection: JoinHandle<()>) {
         self.0.push_back((peer, connection));
     }
 }
@@ -50,7 +50,7 @@ fn dispensable(peers: &[IpAddr], newcomer: IpAddr) -> Option<usize> {
 }
 
 /// A limit for each peer.
-pub(crate) struct PeerLimits {
+pub struct PeerLimits {
     a_second: u32,
     at_once: u32,
     limits: Mutex<HashMap<IpAddr, RateLimit>>,
@@ -58,7 +58,7 @@ pub(crate) struct PeerLimits {
 
 impl PeerLimits {
     /// Makes a limit of so many actions a second, and so many at once after a rest, for each peer.
-    pub(crate) fn new(a_second: u32, at_once: u32) -> Self {
+    pub fn new(a_second: u32, at_once: u32) -> Self {
         Self {
             a_second,
             at_once,
@@ -67,7 +67,7 @@ impl PeerLimits {
     }
 
     /// Takes one action of the peer, and returns whether it may be done now.
-    pub(crate) fn take(&self, peer: IpAddr) -> bool {
+    pub fn take(&self, peer: IpAddr) -> bool {
         let mut limits = self.limits.lock().unwrap_or_else(PoisonError::into_inner);
         if limits.len() >= MAX_PEERS && !limits.contains_key(&peer) {
             // Peers that have come back begin anew. Keeping out those that are new would be worse.
