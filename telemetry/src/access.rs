@@ -13,12 +13,9 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
-use k8s_openapi::api::authorization::v1::{
-    NonResourceAttributes, ResourceAttributes, SubjectAccessReview, SubjectAccessReviewSpec,
-};
+use k8s_openapi::api::authorization::v1::{SubjectAccessReview, SubjectAccessReviewSpec};
 use kube::api::PostParams;
 use kube::{Api, Client};
-use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout_at};
@@ -26,9 +23,9 @@ use tracing::warn;
 
 use crate::peers::PeerLimits;
 use crate::rate_limit::RateLimit;
+use crate::right::Digest256;
+pub use crate::right::Right;
 
-/// The verb of each right.
-const VERB: &str = "get";
 /// How long a reader is let in without another review.
 const ADMITTED_FOR: Duration = Duration::from_mins(1);
 /// How long a refusal is kept: less, because somebody may grant the right meanwhile.
@@ -75,74 +72,6 @@ impl Refusal {
 }
 
 type Verdict = Result<(), Refusal>;
-/// Stands for a token and a right.
-type Digest256 = [u8; 32];
-
-/// What a reader must be allowed to get.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Right {
-    /// A path of the API server.
-    Path(&'static str),
-    /// All objects of a resource: in a namespace, or in all namespaces.
-    Resource {
-        group: &'static str,
-        resource: &'static str,
-        namespace: Option<String>,
-    },
-}
-
-impl Right {
-    /// The right to the guarded pages.
-    pub(crate) const METRICS: Self = Self::Path("/metrics");
-
-    fn digest(&self, token: &str) -> Digest256 {
-        let (kind, parts) = match self {
-            Self::Path(path) => ("path", [*path, "", ""]),
-            Self::Resource {
-                group,
-                resource,
-                namespace: None,
-            } => ("everywhere", [*group, *resource, ""]),
-            Self::Resource {
-                group,
-                resource,
-                namespace: Some(namespace),
-            } => ("namespace", [*group, *resource, namespace.as_str()]),
-        };
-        let mut digest = Sha256::new();
-        // No header has the byte 0, so no text runs into the next one.
-        for part in [kind].iter().chain(&parts).chain(&[token]) {
-            digest.update(part);
-            digest.update([0]);
-        }
-        digest.finalize().into()
-    }
-
-    fn fill(&self, spec: &mut SubjectAccessReviewSpec) {
-        match self {
-            Self::Path(path) => {
-                spec.non_resource_attributes = Some(NonResourceAttributes {
-                    path: Some((*path).to_owned()),
-                    verb: Some(VERB.to_owned()),
-                });
-            }
-            Self::Resource {
-                group,
-                resource,
-                namespace,
-            } => {
-                spec.resource_attributes = Some(ResourceAttributes {
-                    group: Some((*group).to_owned()),
-                    resource: Some((*resource).to_owned()),
-                    namespace: namespace.clone(),
-                    verb: Some(VERB.to_owned()),
-                    ..ResourceAttributes::default()
-                });
-            }
-        }
-    }
-}
-
 /// Asks the API server about tokens, and keeps its answers.
 pub struct Access {
     client: Option<Client>,
@@ -325,6 +254,7 @@ pub(crate) mod tests {
     use std::sync::atomic::AtomicUsize;
 
     use serde_json::{Value, json};
+    use sha2::{Digest, Sha256};
     use thuban_client::played::{self, Answer, Request};
     use tokio::time::{advance, timeout};
 
@@ -480,19 +410,6 @@ pub(crate) mod tests {
         let access = Access::new(Some(server.client()), Some("here"));
         let verdict = access.judge(PEER, "of-another", &flows(Some("red"))).await;
         assert_eq!(verdict, Err(Refusal::UnknownToken));
-    }
-
-    #[test]
-    fn a_token_and_a_right_do_not_run_into_each_other() {
-        let digests = [
-            flows(Some("red")).digest("a"),
-            flows(Some("reda")).digest(""),
-            flows(None).digest("reda"),
-            flows(Some("")).digest("reda"),
-            Right::METRICS.digest("a"),
-        ];
-        let different: std::collections::HashSet<_> = digests.iter().collect();
-        assert_eq!(different.len(), digests.len());
     }
 
     #[tokio::test(start_paused = true)]

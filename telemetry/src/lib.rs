@@ -17,6 +17,7 @@ mod panics;
 pub mod peers;
 pub mod process;
 pub mod rate_limit;
+mod right;
 pub mod traces;
 
 use std::convert::Infallible;
