@@ -156,7 +156,9 @@ pub mod tests {
         let vpc = names.vpc(7).cloned();
         let end = |address: &str, port| {
             let address = address.parse().unwrap();
-            let (who, is_outside) = vpc.as_ref().map_or((None, false), |vpc| names.resolve(vpc, address));
+            let (who, is_outside) = vpc
+                .as_ref()
+                .map_or((None, false), |vpc| names.resolve(vpc, address));
             End {
                 address,
                 port,

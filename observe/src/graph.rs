@@ -96,13 +96,17 @@ pub fn graph(recent: &Recent, scope: &Scope, names: &Names, mode: impl Fn(&str) 
     let is_collapsed = nodes.is_collapsed;
     own.add_nodes(&mut nodes, names);
     let mut sums: BTreeMap<(String, String), Sum> = BTreeMap::new();
-    for flow in recent.flows.iter().filter(|flow| flow.is_counted()) {
+    let is_part = |flow: &Flow| flow.is_counted() && scope.sees(flow);
+    for flow in recent.flows.iter().filter(|flow| is_part(flow)) {
         let ends = [scope.shown(&flow.from), scope.shown(&flow.to)];
         if let [Some(from), Some(to)] = ends.map(|end| nodes.of_end(end, flow)) {
             sums.entry((from, to)).or_default().add(flow);
         }
     }
-    let mut edges: Vec<Edge> = sums.into_iter().map(|((from, to), sum)| sum.edge(from, to)).collect();
+    let mut edges: Vec<Edge> = sums
+        .into_iter()
+        .map(|((from, to), sum)| sum.edge(from, to))
+        .collect();
     let has_all_edges = edges.len() <= MAX_EDGES;
     if !has_all_edges {
         edges.sort_by_key(|edge| std::cmp::Reverse((edge.dropped, edge.bytes)));
@@ -150,7 +154,10 @@ impl<'a> Own<'a> {
         Self {
             vpcs: endpoints.iter().map(|placed| &placed.who.vpc).collect(),
             networks: endpoints.iter().map(|placed| &placed.who.network).collect(),
-            droplets: endpoints.iter().filter_map(|placed| placed.who.droplet.as_ref()).collect(),
+            droplets: endpoints
+                .iter()
+                .filter_map(|placed| placed.who.droplet.as_ref())
+                .collect(),
             endpoints,
         }
     }
@@ -171,7 +178,10 @@ impl<'a> Own<'a> {
             nodes.add_member(&placed.who, placed.addresses.first().copied());
         }
         for (name, role) in names.roles() {
-            let is_own = role.network.as_ref().is_none_or(|network| self.networks.contains(network));
+            let is_own = role
+                .network
+                .as_ref()
+                .is_none_or(|network| self.networks.contains(network));
             if is_own && self.vpcs.contains(&role.vpc) {
                 nodes.add(Node {
                     id: format!("role:{name}"),
@@ -329,7 +339,10 @@ impl Sum {
     }
 
     fn edge(self, from: String, to: String) -> Edge {
-        let dropped = self.dropped.values().fold(0_u64, |sum, packets| sum.saturating_add(*packets));
+        let dropped = self
+            .dropped
+            .values()
+            .fold(0_u64, |sum, packets| sum.saturating_add(*packets));
         let reasons = self.dropped.into_iter().map(|(verdict, packets)| {
             let counter = Counter::of(verdict.into());
             Reason {

@@ -86,7 +86,9 @@ impl Vpc {
         let Some(listed) = &self.shared else {
             return SHARED_BY_ALL.contains(&service);
         };
-        let is_denied = listed.iter().any(|entry| entry.strip_prefix('-') == Some(service));
+        let is_denied = listed
+            .iter()
+            .any(|entry| entry.strip_prefix('-') == Some(service));
         let is_usual = !listed.is_empty() && SHARED_BY_ALL.contains(&service);
         listed.iter().any(|entry| entry == service) || is_usual && !is_denied
     }

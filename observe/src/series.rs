@@ -37,7 +37,9 @@ impl Place {
     }
 
     fn is_seen_by(&self, scope: &Scope) -> bool {
-        scope.namespace().is_none_or(|asked| self.namespace.as_deref() == Some(asked))
+        scope
+            .namespace()
+            .is_none_or(|asked| self.namespace.as_deref() == Some(asked))
     }
 
     fn labels(&self) -> (&str, &str) {
@@ -113,19 +115,55 @@ impl Series {
                 *sum = sum.saturating_add(*more);
             }
         }
-        head(page, "thuban_observe_flow_packets_total", "counter", "Packets that passed");
+        head(
+            page,
+            "thuban_observe_flow_packets_total",
+            "counter",
+            "Packets that passed",
+        );
         for ((vpc, network), sum) in &passed {
             let packets = sum.packets;
-            line(page, "thuban_observe_flow_packets_total", vpc, network, "", packets);
+            line(
+                page,
+                "thuban_observe_flow_packets_total",
+                vpc,
+                network,
+                "",
+                packets,
+            );
         }
-        head(page, "thuban_observe_flow_bytes_total", "counter", "Bytes of packets that passed");
+        head(
+            page,
+            "thuban_observe_flow_bytes_total",
+            "counter",
+            "Bytes of packets that passed",
+        );
         for ((vpc, network), sum) in &passed {
-            line(page, "thuban_observe_flow_bytes_total", vpc, network, "", sum.bytes);
+            line(
+                page,
+                "thuban_observe_flow_bytes_total",
+                vpc,
+                network,
+                "",
+                sum.bytes,
+            );
         }
-        head(page, "thuban_observe_dropped_packets_total", "counter", "Dropped packets");
+        head(
+            page,
+            "thuban_observe_dropped_packets_total",
+            "counter",
+            "Dropped packets",
+        );
         for ((vpc, network, verdict), packets) in &dropped {
             let reason = reason(*verdict);
-            line(page, "thuban_observe_dropped_packets_total", vpc, network, &reason, *packets);
+            line(
+                page,
+                "thuban_observe_dropped_packets_total",
+                vpc,
+                network,
+                &reason,
+                *packets,
+            );
         }
     }
 }
@@ -138,13 +176,30 @@ fn write_addresses(page: &mut String, scope: &Scope, names: &Names) {
     });
     let is_seen = |network: &Name| own.as_ref().is_none_or(|own| own.contains(network));
     let seen: Vec<_> = names.networks().filter(|(name, _)| is_seen(name)).collect();
-    head(page, "thuban_network_addresses_used", "gauge", "Reserved IPv4 addresses");
+    head(
+        page,
+        "thuban_network_addresses_used",
+        "gauge",
+        "Reserved IPv4 addresses",
+    );
     for (name, network) in &seen {
         if let Some(used) = network.allocated {
-            line(page, "thuban_network_addresses_used", &network.vpc, name, "", used);
+            line(
+                page,
+                "thuban_network_addresses_used",
+                &network.vpc,
+                name,
+                "",
+                used,
+            );
         }
     }
-    head(page, "thuban_network_addresses", "gauge", "IPv4 addresses in the ranges of the network");
+    head(
+        page,
+        "thuban_network_addresses",
+        "gauge",
+        "IPv4 addresses in the ranges of the network",
+    );
     for (name, network) in &seen {
         if let Some(capacity) = network.capacity {
             line(page, "thuban_network_addresses", &network.vpc, name, "", capacity);
@@ -163,7 +218,10 @@ fn line(page: &mut String, name: &str, vpc: &str, network: &str, reason: &str, v
     } else {
         format!(",reason=\"{reason}\"")
     };
-    let _ = writeln!(page, "{name}{{vpc=\"{vpc}\",network=\"{network}\"{reason}}} {value}");
+    let _ = writeln!(
+        page,
+        "{name}{{vpc=\"{vpc}\",network=\"{network}\"{reason}}} {value}"
+    );
 }
 
 #[cfg(test)]
@@ -195,8 +253,14 @@ mod tests {
         }
         assert!(!page.contains("red-db"), "a network of others: {page}");
         let all = series.page(&Scope::All, &names);
-        assert!(all.contains("thuban_observe_flow_packets_total{vpc=\"red\",network=\"red-db\"} 6\n"), "{all}");
-        assert!(all.contains("thuban_network_addresses_used{vpc=\"red\",network=\"red-db\"} 1\n"), "{all}");
+        assert!(
+            all.contains("thuban_observe_flow_packets_total{vpc=\"red\",network=\"red-db\"} 6\n"),
+            "{all}"
+        );
+        assert!(
+            all.contains("thuban_network_addresses_used{vpc=\"red\",network=\"red-db\"} 1\n"),
+            "{all}"
+        );
     }
 
     #[test]

@@ -146,7 +146,11 @@ impl Store {
 
 fn last(ring: &VecDeque<Arc<Flow>>, query: &Query, from: u64, most: usize) -> Vec<Arc<Flow>> {
     let fits = ring.iter().rev().take_while(|flow| flow.arrived >= from);
-    let mut found: Vec<_> = fits.filter(|flow| query.accepts(flow)).take(most).cloned().collect();
+    let mut found: Vec<_> = fits
+        .filter(|flow| query.accepts(flow))
+        .take(most)
+        .cloned()
+        .collect();
     found.reverse();
     found
 }
@@ -221,12 +225,19 @@ mod tests {
         let store = Store::default();
         let many = CAPACITY as u64 + 10;
         let one = between("10.0.1.3", "10.0.1.4", 0);
-        store.push((1..=many).map(|arrived| Flow { arrived, ..one.clone() }));
+        store.push((1..=many).map(|arrived| Flow {
+            arrived,
+            ..one.clone()
+        }));
         assert_eq!(store.count(), CAPACITY);
         let all = store.last(&query("red"), 0, usize::MAX);
         assert_eq!((all[0].arrived, all[CAPACITY - 1].arrived), (11, many));
         let recent = store.recent(many, |_| true);
-        assert_eq!(recent.seconds, (many - 11).div_ceil(1000), "less than a minute is there");
+        assert_eq!(
+            recent.seconds,
+            (many - 11).div_ceil(1000),
+            "less than a minute is there"
+        );
     }
 
     #[test]
@@ -245,7 +256,10 @@ mod tests {
         store.push([between("10.0.1.3", "10.0.1.4", 1)]);
         let (past, mut following) = store.follow(query("red"), 0, 10);
         assert_eq!(arrivals(&past), [1]);
-        store.push([between("10.0.2.4", "8.8.8.8", 2), between("10.0.1.3", "10.0.1.4", 3)]);
+        store.push([
+            between("10.0.2.4", "8.8.8.8", 2),
+            between("10.0.1.3", "10.0.1.4", 3),
+        ]);
         match following.next().await {
             Some(Told::Flow(flow)) => assert_eq!(flow.arrived, 3),
             other => panic!("{other:?}"),

@@ -65,13 +65,15 @@ pub fn top(recent: &Recent, scope: &Scope, by: By) -> Top {
             *bytes = bytes.saturating_add(flow.bytes);
         }
     }
-    let rows = sums.into_iter().map(|((name, vpc), [packets, bytes, dropped])| Row {
-        name: name.into_owned(),
-        vpc: vpc.map(str::to_owned),
-        packets,
-        bytes,
-        dropped,
-    });
+    let rows = sums
+        .into_iter()
+        .map(|((name, vpc), [packets, bytes, dropped])| Row {
+            name: name.into_owned(),
+            vpc: vpc.map(str::to_owned),
+            packets,
+            bytes,
+            dropped,
+        });
     let mut rows: Vec<Row> = rows.collect();
     rows.sort_by(|one, other| {
         let weight = |row: &Row| (row.bytes, row.dropped, row.packets);
@@ -128,7 +130,9 @@ mod tests {
     fn rows(namespace: Option<&str>, by: By) -> Vec<(String, u64, u64)> {
         let scope = namespace.map_or(Scope::All, |name| Scope::Namespace(name.to_owned()));
         let rows = top(&recent(), &scope, by).rows;
-        rows.into_iter().map(|row| (row.name, row.packets, row.dropped)).collect()
+        rows.into_iter()
+            .map(|row| (row.name, row.packets, row.dropped))
+            .collect()
     }
 
     #[test]
@@ -152,7 +156,10 @@ mod tests {
         let one = recent().flows[0].clone();
         let flows = (0..500).map(|number| {
             let vpc = Some(format!("vpc-{number}").into());
-            Arc::new(Flow { vpc, ..(*one).clone() })
+            Arc::new(Flow {
+                vpc,
+                ..(*one).clone()
+            })
         });
         let recent = Recent {
             flows: flows.collect(),

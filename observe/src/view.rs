@@ -111,7 +111,9 @@ impl Query {
     pub fn accepts(&self, flow: &Flow) -> bool {
         let filter = &self.filter;
         if filter.vpc.is_some() && filter.vpc.as_deref() != flow.vpc.as_deref()
-            || filter.is_dropped.is_some_and(|is_dropped| is_dropped != flow.is_dropped())
+            || filter
+                .is_dropped
+                .is_some_and(|is_dropped| is_dropped != flow.is_dropped())
         {
             return false;
         }

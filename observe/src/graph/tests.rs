@@ -79,7 +79,11 @@ fn a_reader_sees_its_own_pods_and_that_others_are_withheld() {
 fn a_drop_has_its_meaning_and_remedy() {
     let names = names();
     let seen = graph(&some_flows(&names), &Scope::All, &names, |_| None);
-    let drop = seen.edges.iter().find(|edge| edge.to == "outside:9.9.9.9").unwrap();
+    let drop = seen
+        .edges
+        .iter()
+        .find(|edge| edge.to == "outside:9.9.9.9")
+        .unwrap();
     assert_eq!(drop.from, "pod:blue/db-0");
     let expected = Reason {
         reason: "outside_vpc".to_owned(),
@@ -100,7 +104,10 @@ fn pods_of_many_networks_are_shown_as_their_networks() {
         names.set_network(&network, "red", None, None);
         let name = format!("pod-{number}");
         let address = format!("10.1.{number}.2");
-        names.set_endpoint(&format!("red/{name}"), &pod("red", &name, "red", &network, &address));
+        names.set_endpoint(
+            &format!("red/{name}"),
+            &pod("red", &name, "red", &network, &address),
+        );
     }
     let flows = vec![
         flow(&names, "10.1.0.2", "10.1.1.2", Counter::SentDirect),
@@ -108,7 +115,10 @@ fn pods_of_many_networks_are_shown_as_their_networks() {
     ];
     let seen = graph(&recent(flows), &of("red"), &names, |_| None);
     assert!(seen.truncated && seen.vpcs[0].truncated);
-    let expected = [("network:net-0", "network:net-1", 6, 0), ("network:net-0", "outside", 6, 0)];
+    let expected = [
+        ("network:net-0", "network:net-1", 6, 0),
+        ("network:net-0", "outside", 6, 0),
+    ];
     assert_eq!(edges(&seen), expected);
     assert!(seen.nodes.iter().all(|node| node.kind != "pod"));
 }
@@ -119,7 +129,10 @@ fn the_size_of_a_graph_is_bounded() {
     names.set_vpc("red", vpc(7, &["10.0.0.0/8"]));
     names.set_network("net", "red", None, None);
     for number in 0..MAX_NODES {
-        let (name, address) = (format!("pod-{number}"), format!("10.1.{}.{}", number / 200, number % 200));
+        let (name, address) = (
+            format!("pod-{number}"),
+            format!("10.1.{}.{}", number / 200, number % 200),
+        );
         names.set_endpoint(&format!("red/{name}"), &pod("red", &name, "red", "net", &address));
     }
     let mut flows = Vec::new();

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use kube::{Resource, ResourceExt};
 use thuban_api::{Bouncer, Divider, Droplet, Endpoint, EndpointType, Network, Vpc};
 
-use super::{Kind, Member, Names, Name};
+use super::{Kind, Member, Name, Names};
 
 /// A kind of object that has to do with names.
 pub trait Named: Resource<DynamicType = ()> {
@@ -31,7 +31,11 @@ impl Named for Vpc {
         let status = self.status.clone().unwrap_or_default();
         let vpc = super::Vpc {
             vni: status.vni,
-            ranges: status.cidrs.iter().filter_map(|range| range.parse().ok()).collect(),
+            ranges: status
+                .cidrs
+                .iter()
+                .filter_map(|range| range.parse().ok())
+                .collect(),
             shared: self.spec.shared_services.clone(),
         };
         names.set_vpc(&self.name_any(), vpc);
@@ -129,22 +133,32 @@ impl Named for Endpoint {
 /// Reads an Endpoint; none if it has no VPC yet.
 fn member(endpoint: &Endpoint) -> Option<Member> {
     let (spec, status) = (&endpoint.spec, endpoint.status.as_ref());
-    let vpc = status.and_then(|status| status.vpc.as_deref()).unwrap_or(&spec.vpc);
+    let vpc = status
+        .and_then(|status| status.vpc.as_deref())
+        .unwrap_or(&spec.vpc);
     if vpc.is_empty() {
         return None;
     }
     let given = status.map(|status| &status.addresses);
     let addresses = given.filter(|given| !given.is_empty()).unwrap_or(&spec.claimed);
-    let addresses: Vec<IpAddr> = addresses.iter().filter_map(|address| address.parse().ok()).collect();
+    let addresses: Vec<IpAddr> = addresses
+        .iter()
+        .filter_map(|address| address.parse().ok())
+        .collect();
     let pod = status.and_then(|status| status.pod_ref.as_ref());
     let pod = pod.or(spec.pod_ref.as_ref()).map(|pod| pod.name.clone());
     let (kind, name) = match spec.kind {
         EndpointType::Simple => (Kind::Pod, pod),
-        EndpointType::Scaled => (Kind::Service, spec.service_ref.as_ref().map(|service| service.name.clone())),
+        EndpointType::Scaled => (
+            Kind::Service,
+            spec.service_ref.as_ref().map(|service| service.name.clone()),
+        ),
         EndpointType::Host => (Kind::Node, Some(endpoint.name_any())),
     };
     let droplet = status.and_then(|status| status.droplet.as_deref());
-    let droplet = droplet.or(Some(spec.droplet.as_str())).filter(|droplet| !droplet.is_empty());
+    let droplet = droplet
+        .or(Some(spec.droplet.as_str()))
+        .filter(|droplet| !droplet.is_empty());
     Some(Member {
         kind,
         namespace: endpoint.namespace().filter(|_| kind != Kind::Node),
@@ -178,14 +192,23 @@ mod tests {
         let read = member(&endpoint(own.clone(), json!({}))).unwrap();
         assert_eq!((read.kind, read.name.as_deref()), (Kind::Pod, Some("web-0")));
         assert_eq!(read.namespace.as_deref(), Some("red"));
-        assert_eq!(read.addresses, ["10.0.1.3".parse::<IpAddr>().unwrap()], "claimed before it has a status");
+        assert_eq!(
+            read.addresses,
+            ["10.0.1.3".parse::<IpAddr>().unwrap()],
+            "claimed before it has a status"
+        );
         let moved = json!({"vpc": "red", "addresses": ["10.0.1.4", "no address"], "droplet": "node-b"});
         let read = member(&endpoint(own, moved)).unwrap();
         assert_eq!(read.addresses, ["10.0.1.4".parse::<IpAddr>().unwrap()]);
         assert_eq!(read.droplet.as_deref(), Some("node-b"));
 
-        let service = json!({"type": "Scaled", "network": "red-web", "serviceRef": {"name": "web", "uid": "u"}});
-        let read = member(&endpoint(service, json!({"vpc": "red", "addresses": ["10.96.0.9"]}))).unwrap();
+        let service =
+            json!({"type": "Scaled", "network": "red-web", "serviceRef": {"name": "web", "uid": "u"}});
+        let read = member(&endpoint(
+            service,
+            json!({"vpc": "red", "addresses": ["10.96.0.9"]}),
+        ))
+        .unwrap();
         assert_eq!((read.kind, read.name.as_deref()), (Kind::Service, Some("web")));
         assert_eq!(read.droplet, None);
 
@@ -194,7 +217,11 @@ mod tests {
         assert_eq!((read.kind, read.namespace), (Kind::Node, None));
 
         let users = json!({"network": "red-web"});
-        let read = member(&endpoint(users.clone(), json!({"vpc": "red", "addresses": ["10.0.1.5"]}))).unwrap();
+        let read = member(&endpoint(
+            users.clone(),
+            json!({"vpc": "red", "addresses": ["10.0.1.5"]}),
+        ))
+        .unwrap();
         assert_eq!(read.name, None, "no pod has it");
         assert!(member(&endpoint(users, json!({}))).is_none(), "no VPC yet");
     }

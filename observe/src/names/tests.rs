@@ -99,8 +99,12 @@ fn a_shared_service_is_named_and_no_other_of_the_default_vpc() {
         let key = format!("{namespace}/{name}");
         names.set_endpoint(&key, &service(namespace, name, "default", "default", address));
     }
-    names.set_endpoint("shop/pod", &pod("shop", "pod", "default", "default", "10.244.0.7"));
-    let shared = |names: &Names| ["10.96.0.10", "10.96.0.11", "10.96.0.12"].map(|at| holder(names, 7, at).is_some());
+    names.set_endpoint(
+        "shop/pod",
+        &pod("shop", "pod", "default", "default", "10.244.0.7"),
+    );
+    let shared =
+        |names: &Names| ["10.96.0.10", "10.96.0.11", "10.96.0.12"].map(|at| holder(names, 7, at).is_some());
     assert_eq!(shared(&names), [true, false, false]);
     let shares = |entries: &[&str]| Vpc {
         shared: Some(entries.iter().map(|entry| (*entry).to_owned()).collect()),

@@ -29,12 +29,36 @@ pub async fn watch(client: &Client, names: &SharedNames, tasks: &mut JoinSet<()>
         tasks.spawn(task);
         begun += 1;
     };
-    begin(Box::pin(follow::<Vpc>(client.clone(), names.clone(), listed.clone())));
-    begin(Box::pin(follow::<Network>(client.clone(), names.clone(), listed.clone())));
-    begin(Box::pin(follow::<Divider>(client.clone(), names.clone(), listed.clone())));
-    begin(Box::pin(follow::<Bouncer>(client.clone(), names.clone(), listed.clone())));
-    begin(Box::pin(follow::<Droplet>(client.clone(), names.clone(), listed.clone())));
-    begin(Box::pin(follow::<Endpoint>(client.clone(), names.clone(), listed)));
+    begin(Box::pin(follow::<Vpc>(
+        client.clone(),
+        names.clone(),
+        listed.clone(),
+    )));
+    begin(Box::pin(follow::<Network>(
+        client.clone(),
+        names.clone(),
+        listed.clone(),
+    )));
+    begin(Box::pin(follow::<Divider>(
+        client.clone(),
+        names.clone(),
+        listed.clone(),
+    )));
+    begin(Box::pin(follow::<Bouncer>(
+        client.clone(),
+        names.clone(),
+        listed.clone(),
+    )));
+    begin(Box::pin(follow::<Droplet>(
+        client.clone(),
+        names.clone(),
+        listed.clone(),
+    )));
+    begin(Box::pin(follow::<Endpoint>(
+        client.clone(),
+        names.clone(),
+        listed,
+    )));
     for _ in 0..begun {
         let _ = heard.recv().await;
     }

@@ -48,7 +48,11 @@ impl Droplets {
 
     pub fn set_mode(&self, droplet: &str, id: u64, mode: Mode) {
         let mut state = self.lock();
-        if let Some(connected) = state.connected.get_mut(droplet).filter(|connected| connected.id == id) {
+        if let Some(connected) = state
+            .connected
+            .get_mut(droplet)
+            .filter(|connected| connected.id == id)
+        {
             connected.mode = mode;
         }
     }
@@ -56,7 +60,11 @@ impl Droplets {
     /// Notes the end of a stream, unless a newer one has come.
     pub fn close(&self, droplet: &str, id: u64) {
         let mut state = self.lock();
-        if state.connected.get(droplet).is_some_and(|connected| connected.id == id) {
+        if state
+            .connected
+            .get(droplet)
+            .is_some_and(|connected| connected.id == id)
+        {
             state.connected.remove(droplet);
         }
     }
@@ -80,12 +88,20 @@ mod tests {
     fn the_newest_stream_of_a_droplet_wins() {
         let droplets = Droplets::default();
         let (first, mut first_end) = droplets.open("node-a", Mode::Drops);
-        assert!(first_end.try_recv().is_err_and(|error| error == oneshot::error::TryRecvError::Empty));
+        assert!(
+            first_end
+                .try_recv()
+                .is_err_and(|error| error == oneshot::error::TryRecvError::Empty)
+        );
         let (second, _second_end) = droplets.open("node-a", Mode::All);
         assert_eq!(first_end.try_recv(), Err(oneshot::error::TryRecvError::Closed));
         droplets.set_mode("node-a", first, Mode::Off);
         droplets.close("node-a", first);
-        assert_eq!(droplets.mode("node-a"), Some(Mode::All), "the former stream counts no more");
+        assert_eq!(
+            droplets.mode("node-a"),
+            Some(Mode::All),
+            "the former stream counts no more"
+        );
         droplets.set_mode("node-a", second, Mode::Drops);
         assert_eq!(droplets.mode("node-a"), Some(Mode::Drops));
         droplets.close("node-a", second);

@@ -64,7 +64,11 @@ impl TryFrom<Flow> for ValidatedFlow {
         if told.packets > MAX_COUNT || told.bytes > MAX_COUNT {
             return refuse("packets and bytes", "at most 2^48");
         }
-        if told.denied_by.as_ref().is_some_and(|denier| !is_policy(&denier.policy)) {
+        if told
+            .denied_by
+            .as_ref()
+            .is_some_and(|denier| !is_policy(&denier.policy))
+        {
             return refuse("denied_by", "namespace/name or a name, in a-z, 0-9, - and dots");
         }
         Ok(Self {
@@ -227,17 +231,36 @@ pub mod tests {
         assert_eq!(field_of(|flow| flow.source.truncate(15)), Some("source"));
         assert_eq!(field_of(|flow| flow.destination.push(0)), Some("destination"));
         assert_eq!(field_of(|flow| flow.source_port = 1 << 16), Some("source_port"));
-        assert_eq!(field_of(|flow| flow.destination_port = u32::MAX), Some("destination_port"));
+        assert_eq!(
+            field_of(|flow| flow.destination_port = u32::MAX),
+            Some("destination_port")
+        );
         assert_eq!(field_of(|flow| flow.protocol = 256), Some("protocol"));
         assert_eq!(field_of(|flow| flow.event = 0), Some("event"));
         assert_eq!(field_of(|flow| flow.event = 5), Some("event"));
         assert_eq!(field_of(|flow| flow.counter = 255), Some("counter"));
         assert_eq!(field_of(|flow| flow.counter = u32::MAX - 1), Some("counter"));
         assert_eq!(field_of(|flow| flow.next = vec![1]), Some("next"));
-        assert_eq!(field_of(|flow| flow.packets = u64::MAX), Some("packets and bytes"));
+        assert_eq!(
+            field_of(|flow| flow.packets = u64::MAX),
+            Some("packets and bytes")
+        );
         assert_eq!(field_of(|flow| flow.bytes = u64::MAX), Some("packets and bytes"));
-        for policy in ["/", "red/", "/web", "red/web/more", "Red", "a b", "\n", "<script>"] {
-            assert_eq!(field_of(|flow| flow.denied_by = denier(policy)), Some("denied_by"), "{policy}");
+        for policy in [
+            "/",
+            "red/",
+            "/web",
+            "red/web/more",
+            "Red",
+            "a b",
+            "\n",
+            "<script>",
+        ] {
+            assert_eq!(
+                field_of(|flow| flow.denied_by = denier(policy)),
+                Some("denied_by"),
+                "{policy}"
+            );
         }
         let long = "x".repeat(LONGEST_POLICY + 1);
         assert_eq!(field_of(|flow| flow.denied_by = denier(&long)), Some("denied_by"));
@@ -251,7 +274,11 @@ pub mod tests {
             std::iter::repeat_with(|| random.u8(..)).take(length).collect()
         };
         for _ in 0..20_000 {
-            let number = |bytes: Vec<u8>| bytes.iter().fold(0_u32, |sum, byte| (sum << 8) | u32::from(*byte));
+            let number = |bytes: Vec<u8>| {
+                bytes
+                    .iter()
+                    .fold(0_u32, |sum, byte| (sum << 8) | u32::from(*byte))
+            };
             let flow = Flow {
                 vni: number(bytes(4)),
                 source: bytes(17),

@@ -21,7 +21,13 @@ const FLAGS: [(u8, &str); 6] = [
 ];
 /// IP protocol numbers with names.
 const TCP: u8 = 6;
-const PROTOCOLS: [(u8, &str); 5] = [(1, "icmp"), (TCP, "tcp"), (17, "udp"), (58, "icmpv6"), (132, "sctp")];
+const PROTOCOLS: [(u8, &str); 5] = [
+    (1, "icmp"),
+    (TCP, "tcp"),
+    (17, "udp"),
+    (58, "icmpv6"),
+    (132, "sctp"),
+];
 
 #[derive(Serialize)]
 struct Line<'a> {
@@ -135,7 +141,10 @@ pub fn lost_line(droplet: &str, lost: &Lost) -> String {
 
 fn protocol(number: u8) -> Cow<'static, str> {
     let known = PROTOCOLS.iter().find(|(known, _)| *known == number);
-    known.map_or_else(|| Cow::Owned(number.to_string()), |(_, name)| Cow::Borrowed(*name))
+    known.map_or_else(
+        || Cow::Owned(number.to_string()),
+        |(_, name)| Cow::Borrowed(*name),
+    )
 }
 
 fn flags(flow: &Flow) -> Vec<&'static str> {

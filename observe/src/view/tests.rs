@@ -62,7 +62,11 @@ fn an_end_in_another_namespace_is_withheld() {
     assert_eq!((&seen["next"], &seen["denied_by"]), (&Value::Null, &Value::Null));
     assert_eq!(seen["droplet"], "node-a", "web-0 is there");
     told.droplet = "node-c".into();
-    assert_eq!(line(&told, &of("red"))["droplet"], "", "the place of the other end");
+    assert_eq!(
+        line(&told, &of("red"))["droplet"],
+        "",
+        "the place of the other end"
+    );
     assert_eq!(line(&told, &of("blue"))["from"], json!({"withheld": true}));
     assert!(!of("green").sees(&told), "both ends are withheld");
 }
@@ -82,9 +86,18 @@ fn what_is_in_no_namespace_is_shown_to_who_has_the_other_end() {
         "namespace": null, "pod": null, "outside": true, "address": "8.8.8.8", "port": 5432, "network": null,
     });
     assert_eq!(seen["to"], expected);
-    assert_eq!((&seen["verdict"], &seen["reason"]), (&json!("dropped"), &json!("outside_vpc")));
-    let nobody = line(&flow(&names, "10.0.1.3", "10.0.2.99", Counter::NoEndpoint), &of("red"));
-    assert_eq!((&nobody["to"]["pod"], &nobody["to"]["outside"]), (&Value::Null, &Value::Null));
+    assert_eq!(
+        (&seen["verdict"], &seen["reason"]),
+        (&json!("dropped"), &json!("outside_vpc"))
+    );
+    let nobody = line(
+        &flow(&names, "10.0.1.3", "10.0.2.99", Counter::NoEndpoint),
+        &of("red"),
+    );
+    assert_eq!(
+        (&nobody["to"]["pod"], &nobody["to"]["outside"]),
+        (&Value::Null, &Value::Null)
+    );
     let probe = flow(&names, "10.0.0.2", "10.0.1.3", Counter::DeliveredLocal);
     assert_eq!(line(&probe, &of("red"))["from"]["node"], "node-b");
     let others = flow(&names, "10.0.0.2", "8.8.8.8", Counter::ToHost);
@@ -113,9 +126,20 @@ fn filters_choose_by_pod_peer_verdict_and_vpc() {
         accepts(&of("red"), filter, &told)
     };
     assert!(accepted(None, None, None, None));
-    assert!(accepted(Some("red"), pod("web-0"), named("red", "web-1"), Some(false)));
-    assert!(accepted(None, pod("web-1"), at("10.0.1.3"), None), "in both directions");
-    assert!(!accepted(None, pod("web-1"), at("10.0.1.4"), None), "it is no peer of itself");
+    assert!(accepted(
+        Some("red"),
+        pod("web-0"),
+        named("red", "web-1"),
+        Some(false)
+    ));
+    assert!(
+        accepted(None, pod("web-1"), at("10.0.1.3"), None),
+        "in both directions"
+    );
+    assert!(
+        !accepted(None, pod("web-1"), at("10.0.1.4"), None),
+        "it is no peer of itself"
+    );
     assert!(!accepted(Some("blue"), None, None, None));
     assert!(!accepted(None, pod("web-2"), None, None));
     assert!(!accepted(None, None, named("blue", "web-1"), None));
@@ -138,7 +162,10 @@ fn filters_tell_nothing_of_what_is_withheld() {
             ..Filter::default()
         };
         assert!(accepts(&Scope::All, filter.clone(), &told));
-        assert!(!accepts(&of("blue"), filter.clone(), &told), "it is the own end, not the peer");
+        assert!(
+            !accepts(&of("blue"), filter.clone(), &told),
+            "it is the own end, not the peer"
+        );
         assert!(!accepts(&of("red"), filter, &told));
     }
     let pod = Filter {
@@ -155,9 +182,21 @@ fn many_names() -> Names {
     let mut names = Names::default();
     names.set_vpc("shared", vpc(7, &["10.0.0.0/16"]));
     for number in 0..20 {
-        let red = pod("red", &format!("web-{number}"), "shared", "net-a", &format!("10.0.1.{number}"));
+        let red = pod(
+            "red",
+            &format!("web-{number}"),
+            "shared",
+            "net-a",
+            &format!("10.0.1.{number}"),
+        );
         names.set_endpoint(&format!("red/web-{number}"), &red);
-        let mut blue = pod("blue", &format!("azure-{number}"), "shared", "net-azure", &format!("10.0.99.{number}"));
+        let mut blue = pod(
+            "blue",
+            &format!("azure-{number}"),
+            "shared",
+            "net-azure",
+            &format!("10.0.99.{number}"),
+        );
         blue.droplet = Some("node-azure".to_owned());
         if number % 3 == 0 {
             blue.kind = Kind::Service;
@@ -201,5 +240,8 @@ fn no_byte_of_another_namespace_reaches_a_reader() {
         seen += 1;
         withheld += usize::from(text.contains("withheld"));
     }
-    assert!(seen > 1_000 && withheld > 1_000, "{seen} seen, {withheld} of them withheld in part");
+    assert!(
+        seen > 1_000 && withheld > 1_000,
+        "{seen} seen, {withheld} of them withheld in part"
+    );
 }

@@ -1,0 +1,213 @@
+//! The API for readers, and the page.
+//!
+//! Invariant: `/v1` answers only who may get `flows.thuban.dev` in the namespace that is asked for, and only what
+//! [`crate::view`] shows of it. Questions are read before tokens are reviewed: what makes no sense costs the API server
+//! nothing.
+
+mod parameters;
+mod problem;
+mod reader;
+mod streams;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::{Path, RawQuery, Request, State};
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::http::{HeaderMap, HeaderValue};
+use axum::middleware::{Next, from_fn};
+use axum::response::Response;
+use axum::routing::get;
+use axum::{Extension, Json, Router};
+use thuban_telemetry::access::Access;
+use tokio::sync::Semaphore;
+
+use crate::graph::Graph;
+use crate::relay::{Relay, now};
+use crate::server::Peer;
+use crate::store::CAPACITY;
+use crate::top::Top;
+use crate::view::{Scope, write_line};
+use crate::{metrics, page};
+use parameters::{FlowsQuestion, read_scope, read_top};
+use problem::Problem;
+use reader::Reader;
+use streams::{Flows, Graphs};
+
+/// How many answers are made at once. One takes up to 50 ms of a core with a full ring.
+const MADE_AT_ONCE: usize = 2;
+const LINES: &str = "application/x-ndjson";
+const EVENTS: &str = "text/event-stream";
+const SERIES: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// What all requests share.
+pub struct Shared {
+    relay: Arc<Relay>,
+    access: Arc<Access>,
+    makes: Semaphore,
+}
+
+impl Shared {
+    async fn admit(&self, peer: Peer, headers: &HeaderMap, scope: &Scope) -> Result<Reader, Problem> {
+        Reader::admit(&self.access, peer, headers, scope).await
+    }
+
+    /// Makes an answer beside the threads that serve connections.
+    async fn make<T: Send + 'static>(
+        &self,
+        answer: impl FnOnce(&Relay) -> T + Send + 'static,
+    ) -> Result<T, Problem> {
+        let _turn = self.makes.acquire().await.map_err(|_| Problem::Failed)?;
+        let relay = self.relay.clone();
+        let made = tokio::task::spawn_blocking(move || answer(&relay));
+        made.await.map_err(|_| Problem::Failed)
+    }
+}
+
+/// Returns the routes of readers.
+pub fn router(relay: Arc<Relay>, access: Arc<Access>) -> Router {
+    let shared = Shared {
+        relay,
+        access,
+        makes: Semaphore::new(MADE_AT_ONCE),
+    };
+    Router::new()
+        .route("/v1/flows", get(flows))
+        .route("/v1/graph", get(graph))
+        .route("/v1/graph/events", get(graph_events))
+        .route("/v1/top", get(top))
+        .route("/v1/series", get(series))
+        .route("/", get(index))
+        .route("/assets/{*path}", get(asset))
+        .fallback(unknown)
+        .layer(from_fn(finish))
+        .with_state(Arc::new(shared))
+}
+
+/// Counts an answer. No answer is kept by a cache, or taken for another type than it has.
+async fn finish(request: Request, next: Next) -> Response {
+    let mut response = next.run(request).await;
+    metrics::answered(response.status().as_u16());
+    let headers = response.headers_mut();
+    headers
+        .entry(CACHE_CONTROL)
+        .or_insert(HeaderValue::from_static("no-store"));
+    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
+    response
+}
+
+fn respond(content_type: &'static str, body: impl Into<Body>) -> Response {
+    let mut response = Response::new(body.into());
+    let content_type = HeaderValue::from_static(content_type);
+    response.headers_mut().insert(CONTENT_TYPE, content_type);
+    response
+}
+
+async fn flows(
+    State(shared): State<Arc<Shared>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Problem> {
+    let asked = FlowsQuestion::read(&query.unwrap_or_default())?;
+    let scope = asked.query.scope.clone();
+    let reader = shared.admit(peer, &headers, &scope).await?;
+    let from = asked.since.map_or(0, |since| {
+        let back = Duration::from_secs(since).as_millis();
+        now().saturating_sub(u64::try_from(back).unwrap_or(u64::MAX))
+    });
+    if asked.follow {
+        let place = shared.relay.places.take(&scope).ok_or(Problem::TooManyReaders)?;
+        let (past, following) = shared.relay.store.follow(asked.query, from, asked.last);
+        let flows = Flows {
+            scope,
+            reader,
+            past,
+            following,
+            _place: place,
+        };
+        return Ok(respond(LINES, flows.body()));
+    }
+    let last = asked.last.min(CAPACITY);
+    let lines = shared.make(move |relay| {
+        let mut text = Vec::new();
+        for flow in relay.store.last(&asked.query, from, last) {
+            write_line(&mut text, &flow, &asked.query.scope);
+        }
+        text
+    });
+    Ok(respond(LINES, lines.await?))
+}
+
+async fn graph(
+    State(shared): State<Arc<Shared>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Graph>, Problem> {
+    let scope = read_scope(&query.unwrap_or_default())?;
+    shared.admit(peer, &headers, &scope).await?;
+    let graph = shared.make(move |relay| relay.graph(&scope)).await?;
+    Ok(Json(Graph {
+        generated_unix_ms: now(),
+        ..graph
+    }))
+}
+
+async fn graph_events(
+    State(shared): State<Arc<Shared>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Problem> {
+    let scope = read_scope(&query.unwrap_or_default())?;
+    let reader = shared.admit(peer, &headers, &scope).await?;
+    let place = shared.relay.places.take(&scope).ok_or(Problem::TooManyReaders)?;
+    let graphs = Graphs {
+        shared,
+        scope,
+        reader,
+        _place: place,
+    };
+    Ok(respond(EVENTS, graphs.body()))
+}
+
+async fn top(
+    State(shared): State<Arc<Shared>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Json<Top>, Problem> {
+    let (scope, by) = read_top(&query.unwrap_or_default())?;
+    shared.admit(peer, &headers, &scope).await?;
+    let top = shared.make(move |relay| relay.top(&scope, by)).await?;
+    Ok(Json(top))
+}
+
+async fn series(
+    State(shared): State<Arc<Shared>>,
+    Extension(peer): Extension<Peer>,
+    headers: HeaderMap,
+    RawQuery(query): RawQuery,
+) -> Result<Response, Problem> {
+    let scope = read_scope(&query.unwrap_or_default())?;
+    shared.admit(peer, &headers, &scope).await?;
+    let series = shared.make(move |relay| relay.series(&scope)).await?;
+    Ok(respond(SERIES, series))
+}
+
+async fn index() -> Result<Response, Problem> {
+    page::file("index.html").ok_or(Problem::NotFound)
+}
+
+async fn asset(Path(path): Path<String>) -> Result<Response, Problem> {
+    page::file(&format!("assets/{path}")).ok_or(Problem::NotFound)
+}
+
+async fn unknown() -> Problem {
+    Problem::NotFound
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,66 @@
+//! Why a reader gets no answer.
+
+use axum::Json;
+use axum::http::header::WWW_AUTHENTICATE;
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::json;
+use thiserror::Error;
+use thuban_telemetry::access::Refusal;
+
+use super::parameters::ParameterError;
+
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum Problem {
+    #[error(transparent)]
+    Parameter(#[from] ParameterError),
+    #[error("{}", refused(*.0))]
+    Refused(Refusal),
+    #[error("too many readers follow: end one, or try again later")]
+    TooManyReaders,
+    #[error(
+        "there is no such path: there are /v1/flows, /v1/graph, /v1/graph/events, /v1/top and /v1/series"
+    )]
+    NotFound,
+    #[error("the answer could not be made")]
+    Failed,
+}
+
+fn refused(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Plain | Refusal::NoToken => "send a bearer token of the audience thuban-observe",
+        Refusal::UnknownToken => {
+            "the API server does not know the token, or it is not for the audience thuban-observe"
+        }
+        Refusal::Forbidden => {
+            "the token's owner may not get flows.thuban.dev there: bind a Role with this right in the namespace, or a \
+             ClusterRole for all namespaces"
+        }
+        Refusal::TooMany => "too many tokens were sent that are not known here: try again in some seconds",
+        Refusal::Unasked => "the API server can't be asked about the token now",
+    }
+}
+
+impl Problem {
+    fn status(&self) -> StatusCode {
+        match self {
+            Self::Parameter(_) => StatusCode::BAD_REQUEST,
+            Self::Refused(refusal) => refusal.status(),
+            Self::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        }
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let error = json!({"error": self.to_string()});
+        let mut response = (self.status(), Json(error)).into_response();
+        if response.status() == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(WWW_AUTHENTICATE, scheme);
+        }
+        response
+    }
+}

@@ -1,0 +1,79 @@
+//! Places of readers that follow: how many there may be at once, of all and of one namespace.
+//!
+//! Invariant: readers of one namespace leave room for those of others.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::metrics;
+use crate::view::Scope;
+
+/// The most readers that follow, and the most of one namespace. Each holds at most 1,024 flows back.
+const MAX_READERS: usize = 64;
+const MAX_OF_SCOPE: usize = 16;
+
+#[derive(Default)]
+pub struct Places(Mutex<HashMap<Scope, usize>>);
+
+impl Places {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Scope, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns a place, until it is dropped; none if there are too many readers.
+    pub fn take(self: &Arc<Self>, scope: &Scope) -> Option<Place> {
+        let mut taken = self.lock();
+        let all: usize = taken.values().sum();
+        let of_scope = taken.get(scope).copied().unwrap_or_default();
+        if all >= MAX_READERS || of_scope >= MAX_OF_SCOPE {
+            return None;
+        }
+        taken.insert(scope.clone(), of_scope + 1);
+        metrics::readers(all + 1);
+        Some(Place {
+            places: self.clone(),
+            scope: scope.clone(),
+        })
+    }
+}
+
+/// The place of a reader.
+pub struct Place {
+    places: Arc<Places>,
+    scope: Scope,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut taken = self.places.lock();
+        if let Some(count) = taken.get_mut(&self.scope) {
+            *count -= 1;
+            if *count == 0 {
+                taken.remove(&self.scope);
+            }
+        }
+        metrics::readers(taken.values().sum());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_of_a_namespace_leave_room_for_others() {
+        let places = Arc::new(Places::default());
+        let of = |namespace: &str| Scope::Namespace(namespace.to_owned());
+        let mut held: Vec<Place> = (0..100).filter_map(|_| places.take(&of("red"))).collect();
+        assert_eq!(held.len(), MAX_OF_SCOPE);
+        held.extend(places.take(&of("blue")));
+        assert_eq!(held.len(), MAX_OF_SCOPE + 1);
+        held.remove(0);
+        held.extend(places.take(&of("red")));
+        assert_eq!(held.len(), MAX_OF_SCOPE + 1);
+        held.extend((0..100).filter_map(|number| places.take(&of(&format!("ns-{number}")))));
+        assert_eq!(held.len(), MAX_READERS);
+        drop(held);
+        assert!(places.lock().is_empty());
+    }
+}
