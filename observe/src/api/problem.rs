@@ -1,5 +1,7 @@
 //! Why a reader gets no answer.
 
+use std::fmt;
+
 use axum::Json;
 use axum::http::header::WWW_AUTHENTICATE;
 use axum::http::{HeaderValue, StatusCode};
@@ -14,8 +16,8 @@ use super::parameters::ParameterError;
 pub enum Problem {
     #[error(transparent)]
     Parameter(#[from] ParameterError),
-    #[error("{}", refused(*.0))]
-    Refused(Refusal),
+    #[error("{0}")]
+    Refused(Refused),
     #[error("too many readers follow: end one, or try again later")]
     TooManyReaders,
     #[error(
@@ -26,18 +28,30 @@ pub enum Problem {
     Failed,
 }
 
-fn refused(refusal: Refusal) -> &'static str {
-    match refusal {
-        Refusal::Plain | Refusal::NoToken => "send a bearer token of the audience thuban-observe",
-        Refusal::UnknownToken => {
-            "the API server does not know the token, or it is not for the audience thuban-observe"
-        }
-        Refusal::Forbidden => {
-            "the token's owner may not get flows.thuban.dev there: bind a Role with this right in the namespace, or a \
-             ClusterRole for all namespaces"
-        }
-        Refusal::TooMany => "too many tokens were sent that are not known here: try again in some seconds",
-        Refusal::Unasked => "the API server can't be asked about the token now",
+/// A refusal, in words about flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refused(Refusal);
+
+impl fmt::Display for Refused {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(match self.0 {
+            Refusal::Plain | Refusal::NoToken => "send a bearer token of the audience thuban-observe",
+            Refusal::UnknownToken => {
+                "the API server does not know the token, or it is not for the audience thuban-observe"
+            }
+            Refusal::Forbidden => {
+                "the token's owner may not get flows.thuban.dev there: bind a Role with this right in the namespace, \
+                 or a ClusterRole for all namespaces"
+            }
+            Refusal::TooMany => "too many tokens were sent that are not known here: try again in some seconds",
+            Refusal::Unasked => "the API server can't be asked about the token now",
+        })
+    }
+}
+
+impl From<Refusal> for Problem {
+    fn from(refusal: Refusal) -> Self {
+        Self::Refused(Refused(refusal))
     }
 }
 
@@ -45,7 +59,7 @@ impl Problem {
     fn status(&self) -> StatusCode {
         match self {
             Self::Parameter(_) => StatusCode::BAD_REQUEST,
-            Self::Refused(refusal) => refusal.status(),
+            Self::Refused(refused) => refused.0.status(),
             Self::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,

@@ -30,7 +30,7 @@ impl Reader {
         headers: &HeaderMap,
         scope: &Scope,
     ) -> Result<Self, Problem> {
-        let token = bearer(headers).ok_or(Problem::Refused(Refusal::NoToken))?;
+        let token = bearer(headers).ok_or(Refusal::NoToken)?;
         let reader = Self {
             access: access.clone(),
             peer,
@@ -41,7 +41,7 @@ impl Reader {
                 namespace: scope.namespace().map(str::to_owned),
             },
         };
-        reader.judge().await.map_err(Problem::Refused)?;
+        reader.judge().await?;
         Ok(reader)
     }
 
