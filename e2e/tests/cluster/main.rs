@@ -25,6 +25,7 @@ mod leadership;
 mod operator_stream;
 mod own_operator;
 mod packets;
+mod path_questions;
 mod requests;
 mod scrape;
 mod service_objects;

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use serde_json::Value;
@@ -22,12 +22,13 @@ const PARTS_OF_STATUS: [&str; 6] = [
     "endpoints",
 ];
 
-/// What the plugin printed, and its exit status.
+/// What the plugin printed, its exit status, and how long it ran.
 #[derive(Debug)]
 pub struct Said {
     pub output: String,
     pub error: String,
     pub code: Option<i32>,
+    pub took: Duration,
 }
 
 impl Said {
@@ -37,6 +38,7 @@ impl Said {
 }
 
 pub fn plugin(kubeconfig: &Path, line: &str) -> Result<Said> {
+    let start = Instant::now();
     let output = Command::new(binary("kubectl-thuban")?)
         .env("KUBECONFIG", kubeconfig)
         .args(line.split_whitespace())
@@ -46,6 +48,7 @@ pub fn plugin(kubeconfig: &Path, line: &str) -> Result<Said> {
         output: String::from_utf8_lossy(&output.stdout).into_owned(),
         error: String::from_utf8_lossy(&output.stderr).into_owned(),
         code: output.status.code(),
+        took: start.elapsed(),
     })
 }
 

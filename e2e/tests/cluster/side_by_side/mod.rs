@@ -2,7 +2,7 @@
 
 mod admission;
 mod bandwidth;
-mod command_line;
+pub mod command_line;
 mod connectivity;
 mod connectivity_test;
 mod crd_validation;
@@ -21,6 +21,7 @@ mod network_policies;
 mod overlapping_vpcs;
 mod overlay_port;
 mod paths;
+mod planted_faults;
 mod pod_trace;
 mod probes;
 mod rights;

@@ -1,41 +1,28 @@
 //! `kubectl thuban why`, as an administrator and as a tenant run it: planted faults are named.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::command_line::{Namespace, Said, administrator, plugin};
 use crate::actor::Actor;
+use crate::path_questions::{
+    Expected, SEEN, WORKS, has_hop, last_message, named, named_by_probe, wait_answer,
+};
 use crate::support::{apply, get, lock, netexec_manifest, running};
 use crate::tenants::tenants;
 
-/// How long the operator may take to see what a test has made.
-const SEEN: Duration = Duration::from_secs(20);
 /// An address in no range of any VPC.
 const OUTSIDE: &str = "198.51.100.77";
 
-/// Asks until the answer has the reason; an empty one is that of a path that works. Rows change while tests run side by
-/// side, so that the answer may be UNKNOWN for a moment.
+/// Asks until the answer has the reason; an empty one is that of a path that works.
 fn is_named(ask: &dyn Fn() -> Said, reason: &str) -> Value {
-    let expected = if reason.is_empty() { Some(0) } else { Some(1) };
-    let mut last = None;
-    let found = tenants().cluster.wait_for(reason, SEEN, || {
-        let said = ask();
-        let is_it = said.code == expected && said.json()["reason"].as_str().unwrap_or_default() == reason;
-        last = Some(said);
-        Ok(is_it)
-    });
-    assert!(found.is_ok(), "{reason}: {last:?}");
-    last.unwrap().json()
+    if reason.is_empty() {
+        return wait_answer(&WORKS, SEEN, ask).unwrap().json();
+    }
+    named(&Expected::no(reason, ""), ask).unwrap()
 }
 
 fn asked(line: &str, reason: &str) -> Value {
     is_named(&|| administrator(&format!("why {line} -o json")), reason)
-}
-
-fn last_message(answer: &Value) -> &str {
-    let steps = answer["steps"].as_array().unwrap();
-    steps.last().unwrap()["message"].as_str().unwrap()
 }
 
 #[test]
@@ -63,6 +50,11 @@ fn why_names_what_keeps_pods_of_two_vpcs_apart() {
         text.starts_with(&format!("NO  red/{source} > {OUTSIDE}:80/tcp\n")),
         "{text}"
     );
+    let line = format!("why red/{source} {OUTSIDE}:80 --probe -o json");
+    let expected = Expected::no("NoEgress", "VPC red").probed("fail");
+    let dropped = named_by_probe(&expected, &|| administrator(&line)).unwrap();
+    let node = &tenants.network("red-web")[0].node;
+    assert!(has_hop(&dropped, node, "dropped, outside_vpc"), "{dropped}");
 }
 
 #[test]
@@ -126,55 +118,6 @@ fn a_tenant_asks_why_in_its_own_namespace_alone() {
     // Each question was deleted.
     let left = get(cluster, &["pathtraces.thuban.dev", "-n", SPACE]).unwrap();
     assert_eq!(left["items"].as_array().map(Vec::len), Some(0), "{left}");
-}
-
-#[test]
-fn a_probe_says_what_answers_and_where_packets_end() {
-    const SPACE: &str = "cli-probe";
-    let cluster = &tenants().cluster;
-    let _namespace = Namespace::new(cluster, SPACE).unwrap();
-    let pods = [("client", "node-a"), ("server", "node-b")];
-    let pods = pods.map(|(name, node)| netexec_manifest(SPACE, name, node, None));
-    apply(cluster, &pods).unwrap();
-    for pod in ["client", "server"] {
-        running(cluster, SPACE, pod).unwrap();
-    }
-    // A pod sends one packet a second at most: until then the answer is UNKNOWN.
-    let ask = |port: u16, reason: &str| {
-        let line = format!("why {SPACE}/client {SPACE}/server:{port} --probe -o json");
-        is_named(&|| administrator(&line), reason)
-    };
-    let has_hop = |answer: &Value, node: &str, verdict: &str| {
-        let is_it = |hop: &Value| hop["node"] == node && hop["verdict"] == verdict;
-        answer["hops"]
-            .as_array()
-            .is_some_and(|hops| hops.iter().any(is_it))
-    };
-    let works = ask(8080, "");
-    assert_eq!(
-        works["answer"]["message"], "server accepts the connection",
-        "{works}"
-    );
-    assert_eq!(works["hops"][0]["node"], "node-a", "{works}");
-    assert!(has_hop(&works, "node-b", "delivered"), "{works}");
-    let refused = ask(8081, "ProbeRefused");
-    let said = "TCP reset by server: nothing listens on 8081 in the pod";
-    assert_eq!(refused["answer"]["message"], said, "{refused}");
-    assert!(has_hop(&refused, "node-b", "delivered"), "{refused}");
-    let closed = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy",
-        "metadata": {"name": "closed", "namespace": SPACE},
-        "spec": {"podSelector": {"matchExpressions": [{"key": "app", "operator": "Exists"}]}}});
-    apply(cluster, &[closed]).unwrap();
-    let denied = ask(8080, "PolicyDenies");
-    // The packet of a question soon after another one may not have been sent.
-    std::thread::sleep(Duration::from_secs(2));
-    let denied = if denied["answer"]["state"] == "fail" {
-        denied
-    } else {
-        ask(8080, "PolicyDenies")
-    };
-    assert_eq!(denied["answer"]["state"], "fail", "{denied}");
-    assert!(has_hop(&denied, "node-b", "dropped, policy_ingress"), "{denied}");
 }
 
 #[test]
