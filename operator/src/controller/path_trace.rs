@@ -299,6 +299,7 @@ mod tests {
     fn a_refusal_goes_earlier_and_has_a_remedy() {
         let now = "2026-11-28T12:00:00Z";
         let mut status = refusal();
+        assert_eq!(status.reason.as_deref(), Some("TooManyTraces"));
         assert!(status.steps[0].remedy.contains("delete"), "{status:?}");
         status.evaluated_at = Some(now.to_owned());
         let status = serde_json::to_value(status).unwrap();

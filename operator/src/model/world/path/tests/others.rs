@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde_json::json;
 use thuban_api::PathVerdict;
 
-use super::{PodState, Scene, Target, member, name, pod, service, texts};
+use super::{PodState, Scene, Target, is_named, member, name, pod, service, texts};
 
 #[test]
 fn of_other_namespaces_only_reachability_is_told() {
@@ -53,6 +53,26 @@ fn of_other_namespaces_only_reachability_is_told() {
     };
     let (suspect, said) = ask(&suspect);
     assert_eq!(suspect.reason.as_deref(), Some("DropletSuspect"), "{said}");
+}
+
+#[test]
+fn of_others_pods_that_wait_only_that_is_told() {
+    let waits = |scene: &mut Scene| {
+        let mut waiting = member("web", 5, 13, ("near", "pod"));
+        waiting.ready = false;
+        scene.put(waiting);
+    };
+    let by_name = |scene: &mut Scene| {
+        waits(scene);
+        scene.question.target = Target::Pod(pod("near", "pod"));
+    };
+    let word = "the target is not Provisioned";
+    is_named("by name", by_name, "target", "TargetNotReady", word);
+    let by_address = |scene: &mut Scene| {
+        waits(scene);
+        scene.ask_address("10.0.0.13");
+    };
+    is_named("by address", by_address, "target", "TargetNotReady", word);
 }
 
 #[test]

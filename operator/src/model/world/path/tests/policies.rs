@@ -1,6 +1,7 @@
 //! Faults of network policies: of both ends, of droplets without room, and where policies do not apply.
 
 use serde_json::{Value, json};
+use thuban_rows::MAX_RULES;
 
 use super::{LEAVING, OUTSIDE, RowState, Scene, TO_SERVICE, Target, WITHIN, is_fine, is_named, name, pod};
 use crate::model::world::services::tests::{exposed, service};
@@ -53,6 +54,14 @@ fn a_policy_that_denies_is_named() {
     };
     let word = "ClusterNetworkPolicy lockdown denies the packets by spec.ingress[0]";
     is_named("rule", by_rule, "policies", "PolicyDenies", word);
+}
+
+#[test]
+fn a_pod_with_too_many_rules_is_named() {
+    let rules = vec![json!({}); MAX_RULES + 1];
+    let many = json!({"podSelector": {"matchLabels": {"app": "server"}}, "ingress": rules});
+    let many = |scene: &mut Scene| scene.policy("ns", &many);
+    is_named("many", many, "policies", "TooManyRules", "rules apply to packets");
 }
 
 #[test]
