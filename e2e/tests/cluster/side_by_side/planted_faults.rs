@@ -25,6 +25,9 @@ const CLOSED_PORT: u16 = 8081;
 const SILENT_PORT: u16 = 8082;
 /// An address in no range of any VPC.
 const OUTSIDE: &str = "198.51.100.77";
+/// A Service that VPCs reach by default.
+const SHARED: &str = "svc/default/kubernetes";
+const SHARED_NAME: &str = "default/kubernetes";
 /// The time between two probes. Droplets that the packet does not pass look out for it for up to 4 s, and a namespace
 /// has two probes at a time.
 const PROBE_PAUSE: Duration = Duration::from_secs(2);
@@ -139,21 +142,28 @@ fn each_planted_fault_is_named_within_five_seconds() {
     tenant.remove().unwrap();
 }
 
-fn faults_of_targets(scene: &Scene<'_>) {
-    let other = format!("blue/{}", tenants().network("blue-db")[1].name);
-    let outside = format!("{OUTSIDE}:80");
-    for (target, expected) in [
+/// Returns targets without a place in the client's VPC. `other`: a pod of another VPC.
+fn lost_targets(other: &str) -> [(&str, Expected<'_>); 7] {
+    [
         ("no-such-pod", Expected::no("PodNotFound", "no-such-pod")),
         ("unbound", Expected::no("PodNotBound", "unbound has no node")),
         ("refused", Expected::no("NetworkNotFound", "nowhere")),
         ("on-host", Expected::unknown("HostNetwork", "on-host")),
-        (other.as_str(), Expected::no("NotInVpc", "in VPC blue")),
+        (other, Expected::no("NotInVpc", "in VPC blue")),
         ("10.93.1.250", Expected::no("AddressFree", "10.93.1.250")),
         ("[fd00::1]:80", Expected::no("NoSuchFamily", "fd00::1")),
-        (outside.as_str(), Expected::no("NoEgress", "VPC planted")),
-    ] {
+    ]
+}
+
+fn pod_of_blue() -> String {
+    format!("blue/{}", tenants().network("blue-db")[1].name)
+}
+
+fn faults_of_targets(scene: &Scene<'_>) {
+    for (target, expected) in lost_targets(&pod_of_blue()) {
         scene.is_named(target, &expected);
     }
+    scene.is_named(&format!("{OUTSIDE}:80"), &Expected::no("NoEgress", "VPC planted"));
 }
 
 fn faults_of_services(scene: &Scene<'_>) {
@@ -178,10 +188,8 @@ fn faults_of_services(scene: &Scene<'_>) {
     ] {
         scene.service_is_named(asked, made, &expected);
     }
-    // It is shared by default.
-    let shared = "svc/default/kubernetes";
     patch_vpc(scene.cluster, NAME, &json!({"sharedServices": []})).unwrap();
-    scene.is_named(shared, &Expected::no("ServiceNotReached", "default/kubernetes"));
+    scene.is_named(SHARED, &Expected::no("ServiceNotReached", SHARED_NAME));
 }
 
 fn closed_ways_out(scene: &Scene<'_>) {
@@ -265,11 +273,19 @@ fn denying_policies(scene: &Scene<'_>, prober: &Prober) {
 
 /// A probe does not hide a fault that is known without one.
 fn probes_of_known_faults() {
-    let prober = Prober::default();
-    let refused = Expected::no("NetworkNotFound", "nowhere").probed("unknown");
-    let refused = prober.ask("refused", &refused);
-    assert_eq!(refused["answer"]["reason"], "ProbeNotSent", "{refused}");
+    let other = pod_of_blue();
+    let services = [
+        ("svc/none", Expected::no("ServiceNotFound", "none")),
+        ("svc/web:81", Expected::no("PortNotServed", "80/TCP")),
+        (SHARED, Expected::no("ServiceNotReached", SHARED_NAME)),
+    ];
+    for (target, expected) in lost_targets(&other).into_iter().chain(services) {
+        let line = format!("why {NAME}/client {target} --probe -o json");
+        let expected = expected.probed("unknown");
+        let answer = named(&expected, &|| administrator(&line)).unwrap();
+        assert_eq!(answer["answer"]["reason"], "ProbeNotSent", "{answer}");
+    }
     let empty = Expected::no("NoBackends", "is ready").probed("fail");
-    let empty = prober.ask("svc/empty", &empty);
+    let empty = Prober::default().ask("svc/empty", &empty);
     assert_eq!(empty["answer"]["reason"], "ProbeRefused", "{empty}");
 }
