@@ -123,14 +123,15 @@ async fn only_who_has_the_right_gets_an_answer() {
     for path in ANSWERS.into_iter().chain(STREAMS) {
         let other = path.replace("namespace=red", "namespace=blue");
         let all = path.replace("namespace=red", "all=true");
+        let (other, all) = (other.as_str(), all.as_str());
         for (path, token, expected) in [
             (path, None, StatusCode::UNAUTHORIZED),
             (path, Some("stranger"), StatusCode::UNAUTHORIZED),
             (path, Some("red"), StatusCode::OK),
-            (&other, Some("red"), StatusCode::FORBIDDEN),
-            (&all, Some("red"), StatusCode::FORBIDDEN),
-            (&other, Some("admin"), StatusCode::OK),
-            (&all, Some("admin"), StatusCode::OK),
+            (other, Some("red"), StatusCode::FORBIDDEN),
+            (all, Some("red"), StatusCode::FORBIDDEN),
+            (other, Some("admin"), StatusCode::OK),
+            (all, Some("admin"), StatusCode::OK),
         ] {
             // The answer is not read: it may have no end. Tokens of strangers are reviewed a few a second.
             let status = Rig::new().ask(path, token).await.status();

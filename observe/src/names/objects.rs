@@ -172,11 +172,11 @@ fn member(endpoint: &Endpoint) -> Option<Member> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn endpoint(spec: serde_json::Value, status: serde_json::Value) -> Endpoint {
+    fn endpoint(spec: &Value, status: &Value) -> Endpoint {
         serde_json::from_value(json!({
             "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
             "metadata": {"name": "web-0b1c2d3e", "namespace": "red"}, "spec": spec, "status": status,
@@ -189,7 +189,7 @@ mod tests {
         let pod = json!({"name": "web-0", "uid": "u", "cniUid": "u"});
         let own = json!({"vpc": "red", "network": "red-web", "podRef": pod, "droplet": "node-a",
                          "claimed": ["10.0.1.3"]});
-        let read = member(&endpoint(own.clone(), json!({}))).unwrap();
+        let read = member(&endpoint(&own, &json!({}))).unwrap();
         assert_eq!((read.kind, read.name.as_deref()), (Kind::Pod, Some("web-0")));
         assert_eq!(read.namespace.as_deref(), Some("red"));
         assert_eq!(
@@ -198,31 +198,31 @@ mod tests {
             "claimed before it has a status"
         );
         let moved = json!({"vpc": "red", "addresses": ["10.0.1.4", "no address"], "droplet": "node-b"});
-        let read = member(&endpoint(own, moved)).unwrap();
+        let read = member(&endpoint(&own, &moved)).unwrap();
         assert_eq!(read.addresses, ["10.0.1.4".parse::<IpAddr>().unwrap()]);
         assert_eq!(read.droplet.as_deref(), Some("node-b"));
 
         let service =
             json!({"type": "Scaled", "network": "red-web", "serviceRef": {"name": "web", "uid": "u"}});
         let read = member(&endpoint(
-            service,
-            json!({"vpc": "red", "addresses": ["10.96.0.9"]}),
+            &service,
+            &json!({"vpc": "red", "addresses": ["10.96.0.9"]}),
         ))
         .unwrap();
         assert_eq!((read.kind, read.name.as_deref()), (Kind::Service, Some("web")));
         assert_eq!(read.droplet, None);
 
         let host = json!({"type": "Host", "vpc": "default", "network": "default", "droplet": "node-a"});
-        let read = member(&endpoint(host, json!({"addresses": ["10.244.0.2"]}))).unwrap();
+        let read = member(&endpoint(&host, &json!({"addresses": ["10.244.0.2"]}))).unwrap();
         assert_eq!((read.kind, read.namespace), (Kind::Node, None));
 
         let users = json!({"network": "red-web"});
         let read = member(&endpoint(
-            users.clone(),
-            json!({"vpc": "red", "addresses": ["10.0.1.5"]}),
+            &users,
+            &json!({"vpc": "red", "addresses": ["10.0.1.5"]}),
         ))
         .unwrap();
         assert_eq!(read.name, None, "no pod has it");
-        assert!(member(&endpoint(users, json!({}))).is_none(), "no VPC yet");
+        assert!(member(&endpoint(&users, &json!({}))).is_none(), "no VPC yet");
     }
 }

@@ -18,53 +18,26 @@ use tracing::warn;
 use super::Names;
 use super::objects::Named;
 
+/// How many kinds are watched.
+const KINDS: usize = 6;
+
 /// Names that watches keep current.
 pub type SharedNames = Arc<RwLock<Names>>;
 
 /// Watches all kinds. Returns when the objects that there are have been read. None of the tasks ends.
 pub async fn watch(client: &Client, names: &SharedNames, tasks: &mut JoinSet<()>) {
-    let (listed, mut heard) = mpsc::channel(1);
-    let mut begun = 0;
-    let mut begin = |task: AbortableTask| {
-        tasks.spawn(task);
-        begun += 1;
-    };
-    begin(Box::pin(follow::<Vpc>(
-        client.clone(),
-        names.clone(),
-        listed.clone(),
-    )));
-    begin(Box::pin(follow::<Network>(
-        client.clone(),
-        names.clone(),
-        listed.clone(),
-    )));
-    begin(Box::pin(follow::<Divider>(
-        client.clone(),
-        names.clone(),
-        listed.clone(),
-    )));
-    begin(Box::pin(follow::<Bouncer>(
-        client.clone(),
-        names.clone(),
-        listed.clone(),
-    )));
-    begin(Box::pin(follow::<Droplet>(
-        client.clone(),
-        names.clone(),
-        listed.clone(),
-    )));
-    begin(Box::pin(follow::<Endpoint>(
-        client.clone(),
-        names.clone(),
-        listed,
-    )));
-    for _ in 0..begun {
+    let (listed, mut heard) = mpsc::channel(KINDS);
+    tasks.spawn(follow::<Vpc>(client.clone(), names.clone(), listed.clone()));
+    tasks.spawn(follow::<Network>(client.clone(), names.clone(), listed.clone()));
+    tasks.spawn(follow::<Divider>(client.clone(), names.clone(), listed.clone()));
+    tasks.spawn(follow::<Bouncer>(client.clone(), names.clone(), listed.clone()));
+    tasks.spawn(follow::<Droplet>(client.clone(), names.clone(), listed.clone()));
+    tasks.spawn(follow::<Endpoint>(client.clone(), names.clone(), listed));
+    for _ in 0..KINDS {
+        // None comes only when all tasks have ended, which the caller sees.
         let _ = heard.recv().await;
     }
 }
-
-type AbortableTask = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// Follows one kind, and says when its objects have been read for the first time.
 async fn follow<K>(client: Client, names: SharedNames, listed: mpsc::Sender<()>)
