@@ -173,3 +173,6 @@ fn builder(is_http2: bool) -> auto::Builder<TokioExecutor> {
         builder.http1_only()
     }
 }
+
+#[cfg(test)]
+mod tests;
