@@ -8,8 +8,13 @@ use thuban_common::counters::Counter;
 use super::*;
 use crate::flow::Denier;
 use crate::flow::tests::{flow, names};
+use crate::graph::graph;
 use crate::names::Names;
 use crate::names::tests::{pod, vpc};
+use crate::reports::validation::Mode;
+use crate::series::Series;
+use crate::store::Recent;
+use crate::top::{By, top};
 
 fn of(namespace: &str) -> Scope {
     Scope::Namespace(namespace.to_owned())
@@ -176,11 +181,17 @@ fn filters_tell_nothing_of_what_is_withheld() {
     assert!(accepts(&of("blue"), pod, &told));
 }
 
-/// Endpoints of three namespaces in two VPCs with equal ranges. What is of `blue` has `blue` or `azure` in its name,
+/// Endpoints of two namespaces in one VPC. What is of `blue` has `blue` or `azure` in its name,
 /// and addresses from 10.0.99.0/24.
 fn many_names() -> Names {
     let mut names = Names::default();
     names.set_vpc("shared", vpc(7, &["10.0.0.0/16"]));
+    names.set_divider("shared-d0", "shared", Some("node-a"));
+    for (network, droplet) in [("net-a", "node-a"), ("net-azure", "node-azure")] {
+        names.set_network(network, "shared", Some(252), Some(20));
+        names.set_bouncer(&format!("{network}-b0"), "shared", network, Some(droplet));
+        names.set_droplet(droplet, None);
+    }
     for number in 0..20 {
         let red = pod(
             "red",
@@ -207,41 +218,73 @@ fn many_names() -> Names {
     names
 }
 
+/// A random flow between endpoints of both namespaces and addresses outside, as a droplet tells of it.
+fn random_flow(random: &mut fastrand::Rng, names: &Names) -> Flow {
+    let mut address = || match random.u8(..4) {
+        0 => format!("10.0.1.{}", random.u8(..20)),
+        1 => format!("203.0.113.{}", random.u8(..)),
+        _ => format!("10.0.99.{}", random.u8(..20)),
+    };
+    let (from, to) = (address(), address());
+    let counter = Counter::ALL[random.usize(..Counter::ALL.len())];
+    let mut told = flow(names, &from, &to, counter);
+    let is_to_blue = told.to.who.as_ref().is_some_and(|who| who.is_of("blue"));
+    // A droplet tells of its own endpoints.
+    let droplet = if is_to_blue { "node-azure" } else { "node-a" };
+    told.droplet = droplet.into();
+    told.next = is_to_blue.then(|| "node-azure".into());
+    told.denied_by = Some(Arc::new(Denier {
+        policy: "blue/azure-policy".into(),
+        rule: 1,
+    }));
+    told
+}
+
+fn assert_nothing_of_blue(text: &str) {
+    for trace in ["blue", "azure", "10.0.99."] {
+        assert!(!text.contains(trace), "{trace} in {text}");
+    }
+}
+
 #[test]
 fn no_byte_of_another_namespace_reaches_a_reader() {
     let names = many_names();
     let mut random = fastrand::Rng::with_seed(25);
+    let scope = of("red");
     let (mut seen, mut withheld) = (0, 0);
     for _ in 0..20_000 {
-        let mut address = || match random.u8(..4) {
-            0 => format!("10.0.1.{}", random.u8(..20)),
-            1 => format!("203.0.113.{}", random.u8(..)),
-            _ => format!("10.0.99.{}", random.u8(..20)),
-        };
-        let (from, to) = (address(), address());
-        let counter = Counter::ALL[random.usize(..Counter::ALL.len())];
-        let mut told = flow(&names, &from, &to, counter);
-        let is_blue = |end: &End| end.who.as_ref().is_some_and(|who| who.is_of("blue"));
-        // A droplet tells of its own endpoints.
-        told.droplet = if is_blue(&told.to) { "node-azure" } else { "node-a" }.into();
-        told.next = is_blue(&told.to).then(|| "node-azure".into());
-        told.denied_by = Some(Arc::new(Denier {
-            policy: "blue/azure-policy".into(),
-            rule: 1,
-        }));
-        let (scope, filter) = (of("red"), Filter::default());
-        if !accepts(&scope, filter, &told) {
-            continue;
+        let told = random_flow(&mut random, &names);
+        if accepts(&scope, Filter::default(), &told) {
+            let text = line(&told, &scope).to_string();
+            assert_nothing_of_blue(&text);
+            seen += 1;
+            withheld += usize::from(text.contains("withheld"));
         }
-        let text = line(&told, &scope).to_string();
-        for trace in ["blue", "azure", "10.0.99."] {
-            assert!(!text.contains(trace), "{trace} in {text}");
-        }
-        seen += 1;
-        withheld += usize::from(text.contains("withheld"));
     }
     assert!(
         seen > 1_000 && withheld > 1_000,
         "{seen} seen, {withheld} of them withheld in part"
     );
+}
+
+#[test]
+fn no_sum_of_a_reader_has_a_byte_of_another_namespace() {
+    let names = many_names();
+    let mut random = fastrand::Rng::with_seed(26);
+    for _ in 0..20 {
+        let flows: Vec<_> = (0..500)
+            .map(|_| Arc::new(random_flow(&mut random, &names)))
+            .collect();
+        let series = Series::default();
+        series.add(flows.iter().map(AsRef::as_ref));
+        let recent = Recent { flows, seconds: 60 };
+        let made = |scope: &Scope| {
+            let graph = graph(&recent, scope, &names, |_| Some(Mode::All));
+            let tops: Vec<_> = By::ALL.into_iter().map(|by| top(&recent, scope, by)).collect();
+            let json = json!({"graph": graph, "tops": tops}).to_string();
+            json + &series.page(scope, &names)
+        };
+        assert_nothing_of_blue(&made(&of("red")));
+        assert!(made(&Scope::All).contains("azure"), "the test can find it");
+    }
 }
