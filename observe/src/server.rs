@@ -3,8 +3,8 @@
 //! Invariant: anybody may connect, and nobody is believed here: each request proves who sends it. The number of
 //! connections is bounded, and a peer with many connections loses its own first. A connection that asks nothing ends.
 //!
-//! Memory: hyper and rustls hold some 20 to 40 KiB for a connection, by estimate. What a droplet has sent and nobody has
-//! read is at most a stream's window: 16 KiB, and so 80 MiB if 5,000 droplets flood a process that stands still.
+//! Memory: hyper and rustls hold some 20 to 40 KiB for a connection, by estimate. What a droplet has sent and nobody
+//! has read is at most a stream's window: 16 KiB, and so 80 MiB if 5,000 droplets flood a process that stands still.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
