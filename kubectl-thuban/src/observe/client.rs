@@ -36,7 +36,7 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long thuban-observe may take until it answers: it asks the API server about tokens.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long an answer may pause. thuban-observe sends something each 15 s.
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+const SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
 /// The longest answer that is read at once, and the longest line.
 const MAX_ANSWER: usize = 16 * 1024 * 1024;
 const MAX_LINE: usize = 64 * 1024;

@@ -8,7 +8,7 @@ use thuban_api::{Bouncer, Divider, Droplet, Endpoint, EndpointType, Network, Vpc
 use super::{Kind, Member, Name, Names};
 
 /// A kind of object that has to do with names.
-pub trait Named: Resource<DynamicType = ()> {
+pub trait Named: Resource<DynamicType = ()> + Sized {
     /// Notes the object as it is now.
     fn set(&self, names: &mut Names);
 

@@ -59,7 +59,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stream_makes_pauses_short_again() {
         let mut pauses = Pauses::new(SHORTEST..=LONGEST, 8);
-        tokio::time::advance(Duration::from_secs(3600)).await;
+        tokio::time::advance(Duration::from_hours(1)).await;
         let drawn: Vec<Duration> = (0..100).map(|_| pauses.next(false)).collect();
         assert!(
             drawn
