@@ -146,7 +146,7 @@ impl Lost {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::names::Names;
     use crate::names::tests::{pod, vpc};

@@ -126,7 +126,7 @@ pub fn graph(recent: &Recent, scope: &Scope, names: &Names, mode: impl Fn(&str) 
         truncated: is_collapsed || nodes.is_cut || !has_all_edges,
         vpcs: own.boxes(names, is_collapsed),
         droplets: states.collect(),
-        nodes: nodes.nodes.into_values().collect(),
+        nodes: nodes.by_id.into_values().collect(),
         edges,
     }
 }
@@ -219,20 +219,20 @@ struct Nodes {
     /// Whether something found no room.
     is_cut: bool,
     addresses: usize,
-    nodes: BTreeMap<String, Node>,
+    by_id: BTreeMap<String, Node>,
 }
 
 impl Nodes {
     /// Adds a node, if it is new and there is room. Returns the id of a node that is there.
     fn add(&mut self, node: Node) -> Option<String> {
         let id = node.id.clone();
-        if !self.nodes.contains_key(&id) {
+        if !self.by_id.contains_key(&id) {
             // Ends of edges have as much room again, and networks are always there.
-            if self.nodes.len() >= 2 * MAX_NODES && node.kind != "network" {
+            if self.by_id.len() >= 2 * MAX_NODES && node.kind != "network" {
                 self.is_cut = true;
                 return None;
             }
-            self.nodes.insert(id.clone(), node);
+            self.by_id.insert(id.clone(), node);
         }
         Some(id)
     }
@@ -297,7 +297,7 @@ impl Nodes {
         };
         let of_vpc = vpc.map(|vpc| format!("{vpc}/")).unwrap_or_default();
         let id = format!("{kind}:{of_vpc}{}", end.address);
-        if !self.nodes.contains_key(&id) {
+        if !self.by_id.contains_key(&id) {
             if self.is_collapsed || self.addresses >= MAX_ADDRESSES {
                 // All further ones are one node.
                 return self.add(Node {

@@ -340,4 +340,4 @@ impl Names {
 }
 
 #[cfg(test)]
-pub mod tests;
+pub(crate) mod tests;

@@ -110,7 +110,7 @@ fn resolve(names: &Names, droplet: &Name, arrived: u64, told: ValidatedFlow) -> 
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::reports::validation::tests::told;
     use crate::view::{Filter, Query};

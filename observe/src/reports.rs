@@ -43,7 +43,7 @@ const MAX_FLOWS: usize = 512;
 const LARGEST_REPORT: usize = 512 << 10;
 /// How long a stream may take to say whose it is, and how long it may be silent then. Droplets report each 10 s.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(10);
-const SILENCE_TIMEOUT: Duration = Duration::from_secs(60);
+const SILENCE_TIMEOUT: Duration = Duration::from_mins(1);
 /// How long a droplet may take to make room for an acknowledgement.
 const ACK_TIMEOUT: Duration = Duration::from_secs(30);
 /// How many flows a second are taken: of one droplet, and of all. Each may have ten seconds' at once after a rest.

@@ -173,7 +173,7 @@ impl From<i32> for Mode {
 }
 
 #[cfg(test)]
-pub mod tests {
+pub(crate) mod tests {
     use thuban_api::identifiers::mapped;
 
     use super::*;
@@ -204,11 +204,11 @@ pub mod tests {
         ValidatedFlow::try_from(flow).err().map(|error| error.field)
     }
 
-    fn denier(policy: &str) -> Option<DenyingPolicy> {
-        Some(DenyingPolicy {
+    fn denier(policy: &str) -> DenyingPolicy {
+        DenyingPolicy {
             policy: policy.to_owned(),
             rule: 0,
-        })
+        }
     }
 
     #[test]
@@ -218,7 +218,11 @@ pub mod tests {
         assert_eq!(read.next, Some(IpAddr::from([192, 0, 2, 3])));
         assert_eq!((read.ports, read.verdict), ([40_112, 5_432], 1));
         for policy in ["", "baseline", "red/web", "red/web.v2-x"] {
-            assert_eq!(field_of(|flow| flow.denied_by = denier(policy)), None, "{policy}");
+            assert_eq!(
+                field_of(|flow| flow.denied_by = Some(denier(policy))),
+                None,
+                "{policy}"
+            );
         }
         assert_eq!(field_of(|flow| flow.counter = NO_COUNTER), None);
         assert_eq!(field_of(|flow| flow.next.clear()), None);
@@ -257,13 +261,16 @@ pub mod tests {
             "<script>",
         ] {
             assert_eq!(
-                field_of(|flow| flow.denied_by = denier(policy)),
+                field_of(|flow| flow.denied_by = Some(denier(policy))),
                 Some("denied_by"),
                 "{policy}"
             );
         }
         let long = "x".repeat(LONGEST_POLICY + 1);
-        assert_eq!(field_of(|flow| flow.denied_by = denier(&long)), Some("denied_by"));
+        assert_eq!(
+            field_of(|flow| flow.denied_by = Some(denier(&long))),
+            Some("denied_by")
+        );
     }
 
     #[test]
@@ -295,7 +302,7 @@ pub mod tests {
                 time_unix_ms: number(bytes(4)).into(),
                 from_server: false,
                 point: number(bytes(4)),
-                denied_by: denier(&String::from_utf8_lossy(&bytes(9))),
+                denied_by: Some(denier(&String::from_utf8_lossy(&bytes(9)))),
             };
             if let Ok(read) = ValidatedFlow::try_from(flow) {
                 assert!(read.vni > 0 && read.tcp_flags <= 63 && read.packets <= MAX_COUNT);
