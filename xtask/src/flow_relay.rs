@@ -19,6 +19,8 @@ use crate::{
 };
 
 pub const NAMESPACE: &str = "thuban-observe";
+/// The value of THUBAN_FLOWS with which nodes tell of all flows.
+pub const MODE: &str = "all";
 /// The packages of the image.
 pub const PACKAGES: [&str; 1] = ["thuban-observe"];
 const BINARY: &str = "thuban-observe";
@@ -55,21 +57,22 @@ pub fn archive_of(platform: Platform, binaries: &Path, work: &Path, folder: &Pat
     image.write_for(platform, &folder.join("more"))
 }
 
-/// Imports the image on all nodes.
-pub fn import(cluster: &Cluster) -> Result<()> {
-    cluster.import_image(&archive(Profile::of(cluster.name()))?)
-}
-
-/// Installs thuban-observe on a cluster that has Thuban, has nodes tell it of all flows, and waits until it works.
-pub fn install(cluster: &Cluster) -> Result<()> {
-    import(cluster)?;
+/// Brings the image and the manifest, and does not wait.
+pub fn apply(cluster: &Cluster) -> Result<()> {
+    cluster.import_image(&archive(Profile::of(cluster.name()))?)?;
     for file in manifests_in(&root().join("install/observe"))? {
         let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
         cluster
             .kubectl_apply(&text)
             .with_context(|| format!("applying {}", file.display()))?;
     }
-    let values = json!({"data": {"THUBAN_OBSERVE_NAMESPACE": NAMESPACE, "THUBAN_FLOWS": "all"}});
+    Ok(())
+}
+
+/// Installs thuban-observe on a cluster that has Thuban, has nodes tell it of all flows, and waits until it works.
+pub fn install(cluster: &Cluster) -> Result<()> {
+    apply(cluster)?;
+    let values = json!({"data": {"THUBAN_OBSERVE_NAMESPACE": NAMESPACE, "THUBAN_FLOWS": MODE}});
     cluster.kubectl(&[
         "patch",
         "configmap",

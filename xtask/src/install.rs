@@ -15,7 +15,7 @@ use thuban_cluster::{Cluster, Instance};
 
 use crate::{
     build::{Profile, is_tests, root},
-    conformance, diagnostics,
+    conformance, diagnostics, flow_relay,
     images::hex_digest,
     otlp,
 };
@@ -139,6 +139,9 @@ pub fn values_of(sources: &Path, instance: &Instance) -> Result<BTreeMap<String,
         set("THUBAN_EXTERNAL_IP_CIDRS", EXTERNAL_IPS.to_owned());
         set("THUBAN_CLAIM_REST_SECONDS", CLAIM_REST_SECONDS.to_owned());
         set("THUBAN_OTLP_ENDPOINT", otlp::endpoint(instance));
+        // All tests run with the work that telling of flows costs, whether thuban-observe is there or not.
+        set("THUBAN_OBSERVE_NAMESPACE", flow_relay::NAMESPACE.to_owned());
+        set("THUBAN_FLOWS", flow_relay::MODE.to_owned());
     }
     Ok(data)
 }

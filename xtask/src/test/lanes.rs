@@ -32,6 +32,8 @@ pub struct Lane {
 pub struct Share {
     pub cluster: &'static str,
     pub lanes: &'static [Lane],
+    /// Whether the cluster has thuban-observe.
+    pub has_flow_relay: bool,
     /// Whether the tests of `cargo xtask uninstall` run at its end.
     pub has_removal: bool,
 }
@@ -50,6 +52,7 @@ pub const SHARES: [Share; 2] = [
                 is_parallel: false,
             },
         ],
+        has_flow_relay: true,
         has_removal: false,
     },
     Share {
@@ -64,6 +67,7 @@ pub const SHARES: [Share; 2] = [
                 is_parallel: false,
             },
         ],
+        has_flow_relay: false,
         has_removal: true,
     },
 ];

@@ -314,6 +314,15 @@ fn prepare() -> Result<()> {
     step("cnitool and others", cni_tools::ensure)
 }
 
+/// Brings thuban-observe, if tests of the share ask it. It comes with Thuban: the longer a transitd has looked for it in
+/// vain, the later it looks again.
+fn bring_flow_relay(share: &Share) -> Result<()> {
+    if share.has_flow_relay {
+        flow_relay::apply(&Cluster::named(share.cluster)?)?;
+    }
+    Ok(())
+}
+
 fn run_share(binary: &Binary, share: &Share) -> (Sum, Times) {
     let name = share.cluster;
     let start = Instant::now();
@@ -323,7 +332,7 @@ fn run_share(binary: &Binary, share: &Share) -> (Sum, Times) {
         .and_then(|()| install::run(name))
         .and_then(|()| dns::import(&Cluster::named(name)?))
         .and_then(|()| load_balancers::import(&Cluster::named(name)?))
-        .and_then(|()| flow_relay::import(&Cluster::named(name)?));
+        .and_then(|()| bring_flow_relay(share));
     let is_prepared = prepared.is_ok();
     println!(
         "cluster {name}: up with Thuban after {:.1} s",
