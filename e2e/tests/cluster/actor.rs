@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 use thuban_cluster::Cluster;
+use thuban_proto::OBSERVE_TOKEN_AUDIENCE;
 
 pub struct Actor {
     pub name: String,
@@ -135,8 +136,8 @@ impl Drop for Actor {
     }
 }
 
-/// Returns the token of the transitd on `node`, as the owner of that node finds it: `token` is for the operator, the
-/// other one (`api`) for the API server.
+/// Returns a token of the transitd on `node`, as the owner of that node finds it: that for the API server (`api`), for
+/// thuban-observe, or else for the operator.
 pub fn token_of_node(cluster: &Cluster, node: &str, audience: &str) -> Result<String> {
     let pod = cluster.transitd_pod(node)?;
     let uid = cluster.kubectl(&[
@@ -148,10 +149,10 @@ pub fn token_of_node(cluster: &Cluster, node: &str, audience: &str) -> Result<St
         "-o",
         "jsonpath={.metadata.uid}",
     ])?;
-    let folder = if audience == "api" {
-        "kube-api-access-*"
-    } else {
-        "token"
+    let folder = match audience {
+        "api" => "kube-api-access-*",
+        OBSERVE_TOKEN_AUDIENCE => "observe-token",
+        _ => "token",
     };
     let command = format!("cat /var/lib/kubelet/pods/{uid}/volumes/kubernetes.io~projected/{folder}/token");
     cluster.exec_on_node(node, &["sh", "-c", &command])

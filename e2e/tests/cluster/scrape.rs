@@ -32,39 +32,62 @@ pub fn ask(address: SocketAddr, path: &str) -> Result<String> {
     Ok(answer)
 }
 
+/// A server with a certificate for a name, whatever its address is.
+#[derive(Clone, Copy)]
+pub struct TlsServer<'a> {
+    pub name: &'a str,
+    pub address: SocketAddr,
+    /// The CA that verifies it, as PEM.
+    pub authority: &'a str,
+}
+
+impl TlsServer<'_> {
+    /// Returns the answer to GET, with its head. `more`: arguments of curl.
+    pub fn ask(&self, cluster: &Cluster, target: &str, token: Option<&str>, more: &[&str]) -> Result<String> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let file = format!("ca-{}-{number}.pem", std::process::id());
+        let authority = cluster.instance().state().join(file);
+        std::fs::write(&authority, self.authority)?;
+        let (name, port) = (self.name, self.address.port());
+        let mut curl = Command::new("curl");
+        curl.args([
+            "--silent",
+            "--show-error",
+            "--include",
+            "--http1.1",
+            "--max-time",
+            "10",
+        ])
+        .arg("--cacert")
+        .arg(&authority)
+        .arg("--resolve")
+        .arg(format!("{name}:{port}:{}", self.address.ip()))
+        .args(more)
+        .arg(format!("https://{name}:{port}{target}"));
+        if let Some(token) = token {
+            curl.arg("--header").arg(format!("Authorization: Bearer {token}"));
+        }
+        let output = curl.output().context("starting curl");
+        std::fs::remove_file(&authority)?;
+        let output = output?;
+        if !output.status.success() {
+            bail!("curl: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
 /// Returns an answer of the operator by TLS, which its CA verifies.
 pub fn https(cluster: &Cluster, address: &str, path: &str, token: Option<&str>) -> Result<String> {
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
     let lease = get(cluster, &["lease", "-n", "thuban-system", "thuban-operator"])?;
     let bundle = lease["metadata"]["annotations"]["thuban.dev/ca-bundle"].as_str();
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
-    let name = format!("operator-ca-{}-{number}.pem", std::process::id());
-    let authority = cluster.instance().state().join(name);
-    std::fs::write(&authority, bundle.context("the Lease has no bundle")?)?;
-    let mut curl = Command::new("curl");
-    curl.args([
-        "--silent",
-        "--show-error",
-        "--include",
-        "--http1.1",
-        "--max-time",
-        "10",
-    ])
-    .arg("--cacert")
-    .arg(&authority)
-    .arg("--resolve")
-    .arg(format!("{OPERATOR_TLS_NAME}:{PORT}:{address}"))
-    .arg(format!("https://{OPERATOR_TLS_NAME}:{PORT}{path}"));
-    if let Some(token) = token {
-        curl.arg("--header").arg(format!("Authorization: Bearer {token}"));
-    }
-    let output = curl.output().context("starting curl");
-    std::fs::remove_file(&authority)?;
-    let output = output?;
-    if !output.status.success() {
-        bail!("curl: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    let server = TlsServer {
+        name: OPERATOR_TLS_NAME,
+        address: SocketAddr::new(address.parse()?, PORT),
+        authority: bundle.context("the Lease has no bundle")?,
+    };
+    server.ask(cluster, path, token, &[])
 }
 
 /// Returns a token whose owner may read metrics, and nothing else.

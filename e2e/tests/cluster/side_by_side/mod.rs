@@ -29,6 +29,7 @@ mod rolling_update;
 mod services;
 mod stolen_token;
 mod sysdump;
+mod told_flows;
 mod traces;
 mod traffic_policies;
 mod why;
