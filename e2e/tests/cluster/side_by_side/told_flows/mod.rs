@@ -38,8 +38,8 @@ const NODE: &str = "node-a";
 const POLL: Duration = Duration::from_millis(100);
 /// How long rights take until the API server and thuban-observe know them, on a busy machine.
 const SEEN: Duration = Duration::from_secs(20);
-/// A transitd looks again after five minutes and a half of them, if it has looked in vain for long. It does not wait if
-/// thuban-observe came with Thuban.
+/// A transitd that has looked for thuban-observe in vain for long looks again within seven and a half minutes. It does
+/// not wait if thuban-observe came with Thuban.
 const CONNECTED: Duration = Duration::from_mins(8);
 /// How many datagrams are sent in a row: more of them may not fit into the queue of a CPU.
 const IN_A_ROW: usize = 100;
@@ -134,7 +134,7 @@ fn ask(cluster: &Cluster, from: &str, target: &str, token: Option<&str>, more: &
         authority: &authority,
     };
     // The target is sent as it is.
-    let more = [&["--globoff", "--path-as-is"], more].concat();
+    let more = [&["--globoff", "--path-as-is"][..], more].concat();
     let answer = cluster.in_node(from, || server.ask(cluster, target, token, &more))?;
     Answer::read(&answer)
 }
