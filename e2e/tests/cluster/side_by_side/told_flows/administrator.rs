@@ -1,19 +1,16 @@
 //! What an administrator sees of all namespaces: by `kubectl thuban flows`, and on the page.
 
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::{Answer, Running, fresh_ports, installed, kubeconfig, plant_drops, with_kubectl};
+use super::{Answer, Running, fresh_outside, fresh_ports, installed, kubeconfig, plant_drops, with_kubectl};
 use crate::support::{Pod, REACHED, lock};
 use crate::tenants::tenants;
 
-/// Addresses in no range of any VPC, one for each test.
-const OUTSIDE_OF_FLOWS: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 78);
-const OUTSIDE_OF_PAGE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 79);
 /// From the start of the plugin to a connection by its names.
 const NAMED: Duration = Duration::from_secs(10);
 /// From a dropped packet to the line or edge that tells of it.
@@ -25,7 +22,7 @@ const STARTED: Duration = Duration::from_secs(20);
 fn connects(client: &Pod, server: &Pod) -> Result<u16> {
     let listener = server.inside(|| Ok(TcpListener::bind((Ipv4Addr::UNSPECIFIED, 0))?))?;
     let port = listener.local_addr()?.port();
-    let address = (server.address, port).into();
+    let address = SocketAddr::from((server.address, port));
     client.inside(move || Ok(TcpStream::connect_timeout(&address, REACHED)?))?;
     Ok(port)
 }
@@ -47,9 +44,9 @@ fn flows_name_a_connection_and_a_drop_within_seconds() {
             Ok(true)
         })
         .unwrap();
-    let port = fresh_ports(1);
-    plant_drops(web, OUTSIDE_OF_FLOWS, port..port + 1).unwrap();
-    let to = format!("{OUTSIDE_OF_FLOWS}:{port} ");
+    let (address, port) = (fresh_outside(), fresh_ports(1));
+    plant_drops(web, address, port..port + 1).unwrap();
+    let to = format!("{address}:{port} ");
     let dropped = flows.line(&[&from, &to, "DROPPED outside_vpc: "], TOLD).unwrap();
     for word in [" udp ", "no way out", "spec.egress"] {
         assert!(dropped.contains(word), "{word}: {dropped}");
@@ -114,13 +111,14 @@ fn the_page_opens_by_its_key_alone_and_shows_a_drop() {
     assert!(answer.head.contains(policy), "{}", answer.head);
 
     let web = tenants().network("red-web")[0];
-    assert_eq!(edges_to(url, cookie, OUTSIDE_OF_PAGE).unwrap(), [] as [Value; 0]);
-    let port = fresh_ports(1);
-    plant_drops(web, OUTSIDE_OF_PAGE, port..port + 1).unwrap();
+    let (address, port) = (fresh_outside(), fresh_ports(1));
+    let before = edges_to(url, cookie, address).unwrap();
+    assert!(before.is_empty(), "{before:?}");
+    plant_drops(web, address, port..port + 1).unwrap();
     let mut edges = Vec::new();
     cluster
         .wait_for("the drop in the graph", TOLD, || {
-            edges = edges_to(url, cookie, OUTSIDE_OF_PAGE)?;
+            edges = edges_to(url, cookie, address)?;
             Ok(!edges.is_empty())
         })
         .unwrap();
