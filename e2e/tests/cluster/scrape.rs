@@ -66,7 +66,8 @@ impl TlsServer<'_> {
         .args(more)
         .arg(format!("https://{name}:{port}{target}"));
         if let Some(token) = token {
-            curl.arg("--header").arg(format!("Authorization: Bearer {token}"));
+            curl.arg("--header")
+                .arg(format!("Authorization: Bearer {}", token.trim()));
         }
         let output = curl.output().context("starting curl");
         std::fs::remove_file(&authority)?;
