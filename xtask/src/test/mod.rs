@@ -314,8 +314,8 @@ fn prepare() -> Result<()> {
     step("cnitool and others", cni_tools::ensure)
 }
 
-/// Brings thuban-observe, if tests of the share ask it. It comes with Thuban: the longer a transitd has looked for it in
-/// vain, the later it looks again.
+/// Brings thuban-observe, if tests of the share ask it. It comes with Thuban, because a transitd that has looked for it
+/// in vain for minutes looks again only after minutes.
 fn bring_flow_relay(share: &Share) -> Result<()> {
     if share.has_flow_relay {
         flow_relay::apply(&Cluster::named(share.cluster)?)?;

@@ -1,5 +1,5 @@
-//! thuban-observe stands still, ends, and is told too much: packets and pods don't wait for it, and what nobody hears of
-//! is told.
+//! thuban-observe stands still, ends, and is told too much: packets and pods don't wait for it. What nobody hears of is
+//! told.
 
 use std::net::Ipv4Addr;
 use std::thread;
@@ -116,9 +116,11 @@ fn packets_and_pods_wait_for_no_observer_that_is_killed() {
     wait_told(cluster, web).unwrap();
     assert_ne!(Observer::find(cluster).unwrap().name, observer.name);
     // The nodes count what was on the way.
-    let lost = || Ok(lost_before_the_stream(cluster)? > before);
     cluster
-        .wait_for("a number of lost events", TOLD_AGAIN, lost)
+        .wait_for("a number of lost events", TOLD_AGAIN, || {
+            let lost = lost_before_the_stream(cluster)?;
+            Ok(lost > before)
+        })
         .unwrap();
     // The next tests ask of all nodes.
     wait_connected(cluster, CONNECTED).unwrap();

@@ -53,7 +53,8 @@ fn token_that_ends(cluster: &Cluster, seconds: i64) -> Result<String> {
     let end = i64::try_from(now)? + seconds;
     let begin = end - 3600;
     let claims = json!({
-        "iss": "https://kubernetes.default.svc", "aud": [OBSERVE_TOKEN_AUDIENCE], "exp": end, "iat": begin, "nbf": begin,
+        "iss": "https://kubernetes.default.svc", "aud": [OBSERVE_TOKEN_AUDIENCE],
+        "exp": end, "iat": begin, "nbf": begin,
         "sub": format!("system:serviceaccount:{NAMESPACE}:{VIEWER}"),
         "kubernetes.io": {"namespace": NAMESPACE, "serviceaccount": {"name": VIEWER, "uid": uid}},
     });

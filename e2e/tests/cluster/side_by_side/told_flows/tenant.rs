@@ -95,7 +95,10 @@ fn remove(cluster: &Cluster) -> Result<()> {
 /// Returns what docs/guide/flows.md gives a tenant: an account that may see flows of the namespace, the right to make
 /// tokens of it, and the right to connect to thuban-observe.
 fn rights() -> Vec<Value> {
-    let account = |name: &str| json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": RED}});
+    let account = |name: &str| {
+        let metadata = json!({"name": name, "namespace": RED});
+        json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata})
+    };
     let binding = |namespace: &str, name: &str, kind: &str, role: &str, subject: &str| {
         json!({
             "apiVersion": format!("{API}/v1"), "kind": "RoleBinding",
