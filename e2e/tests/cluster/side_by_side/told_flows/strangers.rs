@@ -75,7 +75,7 @@ fn token_that_ends(cluster: &Cluster, seconds: i64) -> Result<String> {
 /// Asserts that the pod is this one, has not been started again, and answers at once who has a right.
 fn assert_serves(cluster: &Cluster, before: &Observer) {
     of_all(cluster, "/v1/graph", "").unwrap();
-    assert_eq!(&Observer::find(cluster).unwrap(), before);
+    assert_eq!(Observer::find(cluster).unwrap(), *before);
 }
 
 #[test]
@@ -184,8 +184,11 @@ fn requests_that_make_no_sense_are_refused_and_harm_nobody() {
     }
     let huge = format!("X-Huge: {}", "a".repeat(100_000));
     let long = format!("{GRAPH}&{}", "a".repeat(100_000));
-    let many: Vec<String> = (0..500).map(|number| format!("--header=X-{number}: a")).collect();
-    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let headers: Vec<String> = (0..500).map(|number| format!("X-{number}: a")).collect();
+    let many: Vec<&str> = headers
+        .iter()
+        .flat_map(|header| ["--header", header.as_str()])
+        .collect();
     let cases: [(&str, &str, &[&str]); 6] = [
         ("a huge header", GRAPH, &["--header", huge.as_str()]),
         (
@@ -216,7 +219,7 @@ fn requests_that_make_no_sense_are_refused_and_harm_nobody() {
     }
     // Each is a token that nobody knows.
     for _ in 0..RANDOM_REQUESTS {
-        let token = random(fastrand::usize(1..2000)).replace('"', "");
+        let token = random(fastrand::usize(1..2000));
         let answer = super::ask(cluster, CROWDED, GRAPH, Some(&token), &[]);
         let is_taken = answer.as_ref().is_ok_and(|answer| answer.status < 400);
         assert!(!is_taken, "{token}: {answer:?}");
