@@ -9,6 +9,7 @@ use std::time::Duration;
 use thiserror::Error;
 use thuban_proto::OBSERVE_TLS_NAME;
 use thuban_proto::observe::FlowMode;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use super::queue::Queue;
@@ -41,7 +42,10 @@ pub struct Pace {
     pub quiet: Duration,
     /// How long thuban-observe may acknowledge nothing while reports are on the way.
     pub silence: Duration,
-    /// The pauses between two attempts.
+    /// How long a stream must last, so that the next pauses are short. Else a thuban-observe that breaks each stream soon
+    /// would have all droplets ask the API server again and again.
+    pub steady: Duration,
+    /// The pauses between two attempts. The longest one keeps 1,000 droplets below one request a second.
     pub retry: RangeInclusive<Duration>,
 }
 
@@ -51,7 +55,8 @@ impl Default for Pace {
             report: Duration::from_secs(1),
             quiet: Duration::from_secs(10),
             silence: Duration::from_secs(30),
-            retry: Duration::from_secs(1)..=Duration::from_mins(5),
+            steady: Duration::from_mins(1),
+            retry: Duration::from_secs(1)..=Duration::from_mins(30),
         }
     }
 }
@@ -74,6 +79,7 @@ pub async fn run(locator: Locator, droplet: &Droplet, queue: &Queue, pace: &Pace
     let mut pauses = Pauses::new(pace.retry.clone(), RETRY_PART);
     loop {
         let mut on_the_way = OnTheWay::new();
+        let begun = Instant::now();
         if let Err(error) = attempt(&server, droplet, queue, pace, &mut on_the_way).await {
             warn!(
                 error = &error as &dyn std::error::Error,
@@ -86,7 +92,8 @@ pub async fn run(locator: Locator, droplet: &Droplet, queue: &Queue, pace: &Pace
         let (lost, told) = on_the_way.unheard();
         queue.lose(lost);
         queue.put_back(told);
-        tokio::time::sleep(pauses.next(on_the_way.is_answered())).await;
+        let was_steady = on_the_way.is_answered() && begun.elapsed() >= pace.steady;
+        tokio::time::sleep(pauses.next(was_steady)).await;
     }
 }
 

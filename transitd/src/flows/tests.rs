@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thuban_proto::observe::{Flow, FlowMode, Lost};
 use thuban_testkit::observe::Observer;
@@ -35,6 +35,7 @@ fn pace() -> Pace {
         report: Duration::from_millis(5),
         quiet: Duration::from_millis(50),
         silence: Duration::from_mins(1),
+        steady: Duration::ZERO,
         retry: Duration::from_millis(5)..=Duration::from_millis(20),
     }
 }
@@ -222,6 +223,24 @@ fn a_stream_whose_reports_nobody_acknowledges_is_left() {
         .wait_for("three streams", |heard| heard.tokens.len() >= 3);
     assert_eq!(world.packets(), [0, 1, 2]);
     assert_eq!(world.queue.metrics.lost("stream"), 3);
+}
+
+#[test]
+fn streams_that_end_soon_are_dialled_ever_later() {
+    let hasty = Pace {
+        steady: Duration::from_mins(1),
+        retry: Duration::from_millis(5)..=Duration::from_mins(30),
+        ..pace()
+    };
+    let world = World::new(hasty, |_, _| {});
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(2) {
+        sleep(Duration::from_millis(20));
+        world.observer.hang_up();
+    }
+    // Each pause is a quarter of all the time at least. Pauses that stay short make more than 40 streams.
+    let streams = world.observer.heard.lock().unwrap().tokens.len();
+    assert!((2..=20).contains(&streams), "{streams}");
 }
 
 #[test]
