@@ -7,13 +7,15 @@
 mod moves;
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::{Network, system_namespace};
-use tokio::time::sleep;
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
 
 use crate::controller::context::Context;
@@ -28,6 +30,10 @@ use moves::Moves;
 
 /// How often is looked where networks are crowded out.
 const LOOK: Duration = Duration::from_secs(2);
+/// A look that takes long is followed by a pause that is so many times as long: many networks may have equal ranges.
+const PAUSE_OF_LOOK: u32 = 50;
+/// How many free addresses are looked at while the world is locked.
+const ADDRESSES_AT_ONCE: usize = 16;
 /// How long nothing is written after the API server refused a write: a right may be missing until the next version of
 /// the manifests is there.
 const ERROR_PAUSE: Duration = Duration::from_secs(30);
@@ -44,6 +50,10 @@ struct Crowding {
     rate: RateLimit,
     /// Whether a pod may have a label: else no pod is looked at while no network is crowded out.
     has_labels: bool,
+    /// The node whose pod was labelled last. The next look begins behind it, so that nodes whose networks come and go
+    /// don't keep others waiting.
+    last: String,
+    pause: Duration,
 }
 
 /// Keeps labels up to date, and moves pods, for as long as the process leads.
@@ -52,9 +62,11 @@ pub async fn keep(context: Arc<Context>) {
         moves: Moves::default(),
         rate: RateLimit::new(LABELLED_A_SECOND, LABELLED_AT_ONCE),
         has_labels: true,
+        last: String::new(),
+        pause: LOOK,
     };
     loop {
-        sleep(LOOK).await;
+        sleep(crowding.pause).await;
         if let Err(error) = crowding.look(&context).await {
             warn!(%error, "the scheduler is not told where networks are full");
             sleep(ERROR_PAUSE).await;
@@ -64,17 +76,23 @@ pub async fn keep(context: Arc<Context>) {
 
 impl Crowding {
     async fn look(&mut self, context: &Context) -> Result<(), WriteError> {
-        let crowded = crowded(context);
+        let begun = Instant::now();
+        let crowded = crowded(context).await;
+        self.pause = LOOK.max(begun.elapsed() * PAUSE_OF_LOOK);
         if crowded.is_empty() && !self.has_labels {
             return Ok(());
         }
         let mut told = Crowded::new();
         self.has_labels = false;
-        for (node, pod) in transitd_pods(context) {
+        let mut pods = transitd_pods(context);
+        let next = pods.partition_point(|(node, _)| *node <= self.last);
+        pods.rotate_left(next);
+        for (node, pod) in pods {
             let known = known(&pod);
             let wanted = crowded.get(&node).cloned().unwrap_or_default();
             self.has_labels |= !known.is_empty() || !wanted.is_empty();
             if known != wanted && self.rate.take() {
+                self.last.clone_from(&node);
                 tell(&pod, &node, &known, &wanted, context).await?;
             }
             told.insert(node, known.intersection(&wanted).cloned().collect());
@@ -84,9 +102,11 @@ impl Crowding {
 }
 
 /// Returns where networks are crowded out.
-fn crowded(context: &Context) -> Crowded {
+async fn crowded(context: &Context) -> Crowded {
     let mut crowded = Crowded::new();
     for network in context.stores.networks.state() {
+        // Other tasks do not wait for all networks.
+        yield_now().await;
         for droplet in droplets_without_room(&network, context) {
             crowded.entry(droplet).or_default().insert(network.name_any());
         }
@@ -112,17 +132,36 @@ fn droplets_without_room(network: &Network, context: &Context) -> BTreeSet<Strin
             continue;
         }
         let free = free(&ranges, context.index.floor(&name, family), is_claimed);
-        let crowded: Vec<String> = context.hub.read(|world| {
-            let addresses = free.map(|(address, _)| address);
-            let crowded = crowded_out(addresses, |address| world.droplets_using(address));
-            crowded.into_iter().map(str::to_owned).collect()
-        });
-        droplets.extend(crowded);
+        droplets.extend(using_all(free.map(|(address, _)| address), context));
     }
     droplets
 }
 
-/// Returns the pods of transitd, each with its node.
+/// Returns the droplets that use all of these addresses. The addresses are found while the world is not locked: claimed
+/// ones may lie between them.
+fn using_all(mut addresses: impl Iterator<Item = IpAddr>, context: &Context) -> BTreeSet<String> {
+    let mut using: Option<BTreeSet<String>> = None;
+    loop {
+        let some: Vec<IpAddr> = addresses.by_ref().take(ADDRESSES_AT_ONCE).collect();
+        if some.is_empty() {
+            return using.unwrap_or_default();
+        }
+        let using_some: BTreeSet<String> = context.hub.read(|world| {
+            let droplets = crowded_out(some, |address| world.droplets_using(address));
+            droplets.into_iter().map(str::to_owned).collect()
+        });
+        let both = match using {
+            Some(using) => &using & &using_some,
+            None => using_some,
+        };
+        if both.is_empty() {
+            return both;
+        }
+        using = Some(both);
+    }
+}
+
+/// Returns the pods of transitd, each with its node, in the order of the nodes.
 fn transitd_pods(context: &Context) -> Vec<(String, Arc<Pod>)> {
     let pods = context.stores.pods.state().into_iter();
     let pods = pods.filter(|pod| {
@@ -133,7 +172,9 @@ fn transitd_pods(context: &Context) -> Vec<(String, Arc<Pod>)> {
             && pod.is_alive()
     });
     let on_nodes = pods.filter_map(|pod| Some((pod.spec.as_ref()?.node_name.clone()?, pod)));
-    on_nodes.collect()
+    let mut on_nodes: Vec<(String, Arc<Pod>)> = on_nodes.collect();
+    on_nodes.sort_by(|(one, _), (other, _)| one.cmp(other));
+    on_nodes
 }
 
 /// Returns the networks of which the pod has the label.

@@ -29,23 +29,31 @@ use crate::rate_limit::RateLimit;
 const REASON: &str = "AddressInUseOnNode";
 /// The action of the events: they are told apart from the endpoint's own.
 const ACTION: &str = "Move";
-/// How long a pod has been refused before it is moved: an address may come free meanwhile. Then it is tried again after
-/// the same time.
+/// How long a pod has been refused before it is moved: an address may come free meanwhile. A pod that can't be moved is
+/// tried again after twice the time, and so on, so that it does not take the turn of others.
 const REFUSED_TIME: Duration = Duration::from_secs(10);
+const LONGEST_PAUSE: Duration = Duration::from_mins(10);
 /// The most pods that are moved a second, and at once after a rest.
 const MOVED_A_SECOND: u32 = 1;
 const MOVED_AT_ONCE: u32 = 20;
 
 pub struct Moves {
-    /// Since when pods have been refused, or when they were tried to be moved, by UID.
-    since: BTreeMap<String, Instant>,
+    /// When refused pods are to be moved, by UID.
+    turns: BTreeMap<String, Turn>,
     rate: RateLimit,
+}
+
+/// When a pod is to be moved.
+struct Turn {
+    at: Instant,
+    /// The time before it.
+    pause: Duration,
 }
 
 impl Default for Moves {
     fn default() -> Self {
         Self {
-            since: BTreeMap::new(),
+            turns: BTreeMap::new(),
             rate: RateLimit::new(MOVED_A_SECOND, MOVED_AT_ONCE),
         }
     }
@@ -65,14 +73,26 @@ impl Moves {
     pub async fn move_refused(&mut self, told: &Crowded, context: &Context) -> Result<(), WriteError> {
         let refused = refused(told, context);
         let uids: BTreeSet<&str> = refused.iter().map(|refused| refused.pod.uid.as_str()).collect();
-        self.since.retain(|uid, _| uids.contains(uid.as_str()));
-        for refused in &refused {
-            let uid = refused.pod.uid.clone();
-            let since = self.since.entry(uid).or_insert_with(Instant::now);
-            if since.elapsed() >= REFUSED_TIME && self.rate.take() {
-                *since = Instant::now();
-                move_one(refused, context).await?;
+        self.turns.retain(|uid, _| uids.contains(uid.as_str()));
+        let now = Instant::now();
+        let turns = refused.iter().map(|refused| {
+            let turn = self.turns.entry(refused.pod.uid.clone()).or_insert(Turn {
+                at: now + REFUSED_TIME,
+                pause: REFUSED_TIME,
+            });
+            (turn.at, refused)
+        });
+        let mut due: Vec<(Instant, &Refused)> = turns.filter(|(at, _)| *at <= now).collect();
+        due.sort_by_key(|(at, _)| *at);
+        for (_, refused) in due {
+            if !self.rate.take() {
+                break;
             }
+            if let Some(turn) = self.turns.get_mut(&refused.pod.uid) {
+                turn.pause = (turn.pause * 2).min(LONGEST_PAUSE);
+                turn.at = now + turn.pause;
+            }
+            move_one(refused, context).await?;
         }
         Ok(())
     }
