@@ -1,7 +1,7 @@
 //! What programs tell of flows: keys and entries of SEEN_FLOWS and FLOW_BUDGETS, and records of FLOW_EVENTS.
 //!
 //! A flow has two directions, each with entries of its own, and one entry for each verdict of each program on the way.
-//! One more entry says that the flow is known, whatever its verdict.
+//! If passes are told too, one more entry says that the flow is known, whatever its verdict.
 
 use crate::{
     packet::tcp::{ACK, SYN},
@@ -85,7 +85,7 @@ pub struct FlowEventRecord {
 pub enum FlowEvent {
     /// The first packet with this verdict.
     First = 1,
-    /// The flow is known, but not with this verdict.
+    /// The flow is known, but not with this verdict. Told only if passes are told.
     Changed = 2,
     /// A packet with FIN or RST, once a direction.
     Ended = 3,
