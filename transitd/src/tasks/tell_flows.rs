@@ -61,7 +61,11 @@ async fn tell_rests(maps: &Path, queue: &Queue) {
         let maps = maps.to_owned();
         match tokio::task::spawn_blocking(move || rests(&maps)).await {
             Ok(flows) => queue.add(flows),
-            Err(_) => return,
+            // Events are told on.
+            Err(error) => warn!(
+                error = &error as &dyn std::error::Error,
+                "a look for flows that have gone silent did not end"
+            ),
         }
     }
 }
