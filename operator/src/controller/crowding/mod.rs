@@ -30,8 +30,10 @@ use moves::Moves;
 
 /// How often is looked where networks are crowded out.
 const LOOK: Duration = Duration::from_secs(2);
-/// A look that takes long is followed by a pause that is so many times as long: many networks may have equal ranges.
-const PAUSE_OF_LOOK: u32 = 50;
+/// A look that takes long is followed by a pause that is so many times as long, up to a limit: many networks may have
+/// equal ranges, and other tasks run meanwhile.
+const PAUSE_OF_LOOK: u32 = 20;
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How many free addresses are looked at while the world is locked.
 const ADDRESSES_AT_ONCE: usize = 16;
 /// How long nothing is written after the API server refused a write: a right may be missing until the next version of
@@ -78,7 +80,7 @@ impl Crowding {
     async fn look(&mut self, context: &Context) -> Result<(), WriteError> {
         let begun = Instant::now();
         let crowded = crowded(context).await;
-        self.pause = LOOK.max(begun.elapsed() * PAUSE_OF_LOOK);
+        self.pause = (begun.elapsed() * PAUSE_OF_LOOK).clamp(LOOK, LONGEST_PAUSE);
         if crowded.is_empty() && !self.has_labels {
             return Ok(());
         }
