@@ -45,7 +45,7 @@ pub struct Pace {
     /// How long a stream must last, so that the next pauses are short. Else a thuban-observe that breaks each stream soon
     /// would have all droplets ask the API server again and again.
     pub steady: Duration,
-    /// The pauses between two attempts. The longest one keeps 1,000 droplets below one request a second.
+    /// The pauses between two attempts.
     pub retry: RangeInclusive<Duration>,
 }
 
@@ -56,7 +56,7 @@ impl Default for Pace {
             quiet: Duration::from_secs(10),
             silence: Duration::from_secs(30),
             steady: Duration::from_mins(1),
-            retry: Duration::from_secs(1)..=Duration::from_mins(30),
+            retry: Duration::from_secs(1)..=Duration::from_mins(5),
         }
     }
 }

@@ -229,7 +229,7 @@ fn a_stream_whose_reports_nobody_acknowledges_is_left() {
 fn streams_that_end_soon_are_dialled_ever_later() {
     let hasty = Pace {
         steady: Duration::from_mins(1),
-        retry: Duration::from_millis(5)..=Duration::from_mins(30),
+        retry: Duration::from_millis(5)..=Duration::from_mins(5),
         ..pace()
     };
     let world = World::new(hasty, |_, _| {});
