@@ -5,6 +5,7 @@
 //! `claim`.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
@@ -18,7 +19,9 @@ use crate::controller::context::Context;
 use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::hub::Report;
-use crate::model::allocation::{Family, Owner, addresses_of, ip_claim_name, is_released, own_claim, propose};
+use crate::model::allocation::{
+    Family, Owner, addresses_of, ip_claim_name, is_confirmed, is_released, own_claim, propose, rests_unmarked,
+};
 use crate::model::world::World;
 
 /// The most claims that one try may lose to others before the next try takes over.
@@ -234,7 +237,8 @@ impl Claimant<'_> {
         if self.owner.holds(&known) {
             return Ok(true);
         }
-        let is_namesakes = is_released(&known) && self.owner.had(&known.spec);
+        let is_resting = is_released(&known) || context.resting_claims.has(&known);
+        let is_namesakes = is_resting && self.owner.had(&known.spec);
         if !is_namesakes || !self.asked.contains(&address) {
             return Ok(false);
         }
@@ -266,7 +270,8 @@ pub async fn claims_held(
 }
 
 /// Confirms the claims of addresses that the Endpoint's status is about to name. Until it does they count for nothing,
-/// and may be released.
+/// and may be released. An Endpoint without an address need not do so with claims that were made for it: they wait for
+/// it. But a claim of its pod's last Endpoint may rest.
 pub async fn confirm_each(
     endpoint: &Endpoint,
     addresses: &[IpAddr],
@@ -276,9 +281,26 @@ pub async fn confirm_each(
     let claims: Api<IpClaim> = Api::all(context.client.clone());
     for (claim, &address) in held.into_iter().zip(addresses) {
         let claim = claim.ok_or(ClaimError::Lost { address })?;
+        if addresses_of(endpoint).is_empty() && is_confirmed(&claim, endpoint) {
+            continue;
+        }
         confirm(&claims, &claim, endpoint).await?;
     }
     Ok(())
+}
+
+/// Returns the claims of addresses of an Endpoint that is deleted that may rest without a mark once it is gone.
+pub fn claims_to_rest(endpoint: &Endpoint, addresses: &[IpAddr], context: &Context) -> Vec<Arc<IpClaim>> {
+    let (vpc, owner) = (context.vpc_name_of(endpoint), Owner::of(endpoint));
+    let names: Vec<String> = addresses
+        .iter()
+        .map(|address| ip_claim_name(&vpc, *address))
+        .collect();
+    let claims = context.claims_of(&owner.uid).into_iter();
+    claims
+        .filter(|claim| names.contains(&claim.name_any()))
+        .filter(|claim| owner.holds(claim) && rests_unmarked(claim, endpoint))
+        .collect()
 }
 
 /// Releases the claims of addresses that the Endpoint has. Others' claims and missing claims are skipped, so that the

@@ -1,4 +1,6 @@
-//! IpClaim: rests after its release, then is deleted. A claim that no Endpoint counts is released.
+//! IpClaim: rests once its address is out of use, then is deleted. A claim that no Endpoint counts is released: that is
+//! written into it. The claim of an Endpoint that this leader removed rests without a word
+//! ([`crate::controller::cache::resting_claims`]).
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -51,6 +53,15 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     let endpoint = ObjectRef::<Endpoint>::new(&spec.endpoint_name).within(&spec.endpoint_namespace);
     if standing(spec, context.stores.endpoints.get(&endpoint).as_deref()) == Standing::Counted {
         context.clocks.forget(Timed::ClaimOrphaned, &uid);
+        return Ok(Action::await_change());
+    }
+    if let Some(left) = context.resting_claims.left(&claim, context.claim_rest) {
+        if !left.is_zero() {
+            return Ok(Action::requeue(left));
+        }
+        // Only this version is deleted: an Endpoint that took the claim meanwhile has written into it.
+        delete(&claims, &*claim).await?;
+        forget(&context, &claim);
         return Ok(Action::await_change());
     }
     // The operator that made the claim died before it wrote the status, or the claim lost to another claim.
@@ -131,6 +142,15 @@ fn forget(context: &Context, claim: &IpClaim) {
     let uid = claim.uid().unwrap_or_default();
     context.clocks.forget(Timed::ClaimReleased, &uid);
     context.clocks.forget(Timed::ClaimOrphaned, &uid);
+    context.resting_claims.forget(claim);
+}
+
+/// Begins the rest of claims whose rows are gone everywhere and whose Endpoint is gone.
+pub fn rest_each(claims: &[Arc<IpClaim>], context: &Context) {
+    for claim in claims {
+        context.resting_claims.begin(claim);
+        context.hub.triggers.claims.wake(ObjectRef::from_obj(&**claim));
+    }
 }
 
 /// Marks a claim whose rows are gone everywhere.

@@ -18,6 +18,7 @@ use crate::controller::cache::path_traces::PathTraces;
 use crate::controller::cache::placements::Placements;
 use crate::controller::cache::policies_told::PoliciesTold;
 use crate::controller::cache::reservations::Reservations;
+use crate::controller::cache::resting_claims::RestingClaims;
 use crate::controller::cache::service_addresses::ServiceAddresses;
 use crate::controller::cache::slices::Slices;
 use crate::controller::cache::stores::Stores;
@@ -86,6 +87,7 @@ pub struct Context {
     pub service_addresses: ServiceAddresses,
     pub waits: Waits,
     pub claim_locks: ClaimLocks,
+    pub resting_claims: RestingClaims,
     pub placements: Placements,
     pub index: Index,
     pub slices: Slices,
@@ -118,6 +120,7 @@ impl Context {
             service_addresses: ServiceAddresses::default(),
             waits: Waits::default(),
             claim_locks: ClaimLocks::default(),
+            resting_claims: RestingClaims::default(),
             placements: Placements::default(),
             index: Index::default(),
             slices: Slices::default(),

@@ -515,6 +515,7 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
             triggers.endpoint(&name);
         }
     } else {
+        context.resting_claims.forget(claim);
         if let Ok(address) = claim.spec.address.parse() {
             context.index.drop_floor(network, address);
         }

@@ -8,6 +8,7 @@ pub mod path_traces;
 pub mod placements;
 pub mod policies_told;
 pub mod reservations;
+pub mod resting_claims;
 pub mod service_addresses;
 pub mod slices;
 pub mod stores;

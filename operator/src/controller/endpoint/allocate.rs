@@ -111,7 +111,8 @@ async fn claim(
     };
     let claimed = async {
         let claimed = claimant.claim_all(context).await?;
-        if !addresses_of(endpoint).is_empty() {
+        // No Endpoint but a pod's finds claims that were made for another Endpoint.
+        if !addresses_of(endpoint).is_empty() || EndpointKind::of(endpoint) == EndpointKind::Pod {
             let addresses: Vec<_> = claimed.iter().map(|(address, _)| *address).collect();
             confirm_each(endpoint, &addresses, context).await?;
         }

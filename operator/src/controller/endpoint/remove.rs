@@ -1,13 +1,15 @@
 //! Removes an Endpoint that is deleted: from all droplets, before its addresses are released.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use kube::runtime::controller::Action;
 use kube::{Api, ResourceExt};
 use thuban_api::Endpoint;
 
-use crate::controller::address::release_each;
+use crate::controller::address::{claims_to_rest, release_each};
 use crate::controller::attach;
+use crate::controller::claim::rest_each;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached, until_taken};
 use crate::controller::endpoint::sync::remove_endpoint;
@@ -19,7 +21,7 @@ use crate::model::allocation::{Owner, addresses_of};
 use crate::model::endpoint::{EndpointKind, droplet_of, has_addresses, name_of, pod_of};
 use crate::model::world::RoleKind;
 
-/// Removes the rows first: the world forgets the endpoint. Then removes the claims, then the object.
+/// Removes the rows first: the world forgets the endpoint. Then removes the object. Its claims rest from then on.
 pub async fn remove(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -67,8 +69,19 @@ pub async fn remove(
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    release_each(endpoint, &addresses, context).await?;
+    let resting = claims_to_rest(endpoint, &addresses, context);
+    let rests = |address: &IpAddr| {
+        let mut texts = resting.iter().map(|claim| &claim.spec.address);
+        texts.any(|text| text.parse() == Ok(*address))
+    };
+    let marked: Vec<IpAddr> = addresses
+        .iter()
+        .copied()
+        .filter(|address| !rests(address))
+        .collect();
+    release_each(endpoint, &marked, context).await?;
     remove_finalizer(endpoints, endpoint).await?;
+    rest_each(&resting, context);
     context.reservations.forget(&Owner::of(endpoint).uid);
     context.clocks.forget(Timed::EndpointWait, &uid);
     context.clocks.forget(Timed::TooManyRules, &uid);
