@@ -75,6 +75,7 @@ pub struct IpClaimStatus {
     pub confirmed_at: Option<String>,
     /// The time from which no droplet used the address any more, in RFC 3339 format.
     /// The operator deletes the IpClaim THUBAN_CLAIM_REST_SECONDS later (default: 30). Then the address is free.
+    /// Absent if the operator that removed the Endpoint counts this time itself.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub released_at: Option<String>,
 }

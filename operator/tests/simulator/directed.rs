@@ -22,6 +22,7 @@ mod policy_ids;
 mod private;
 mod readdressed;
 mod reported;
+mod resting;
 mod service_addresses;
 mod service_ranges;
 mod stripped;

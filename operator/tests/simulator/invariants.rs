@@ -20,6 +20,8 @@ use crate::store::{self, Change, is_deleting, text};
 use crate::tables::{Slot, address, number};
 use crate::walk;
 
+/// How long an address rests: the least time, because clocks of the simulation have milliseconds.
+const REST: Duration = Duration::from_millis(29_990);
 /// How late a watch and a write may be together.
 const LONGEST_LAG: Duration = Duration::from_secs(15);
 
@@ -31,6 +33,9 @@ pub fn after_write(state: &mut State, change: &Change) {
         state.violation(format!(
             "{kind:?} {name} lost a field of a newer CRD from its {part}"
         ));
+    }
+    if *kind == Kind::Endpoint && new.is_none() {
+        note_end(state, old);
     }
     match (kind, new) {
         (Kind::Vpc, Some(vpc)) => {
@@ -50,7 +55,10 @@ pub fn after_write(state: &mut State, change: &Change) {
         }
         (Kind::Endpoint, None) if state.stripped.contains(name) => {}
         (Kind::Endpoint, None) => gone_means_out_of_use(state, name, old),
-        (Kind::IpClaim, _) => claims_outlive_rows(state, name, old, new),
+        (Kind::IpClaim, _) => {
+            claims_outlive_rows(state, name, old, new);
+            unmarked_claims_rest(state, name, old, new);
+        }
         (Kind::VniClaim, None) => numbers_outlive_rows(state, name),
         _ => {}
     }
@@ -343,6 +351,63 @@ fn claims_outlive_rows(state: &mut State, name: &str, old: Option<&Value>, new: 
             "claim {name} is released, but a pod on {attached} has the address"
         ));
     }
+}
+
+/// Notes when the addresses of an Endpoint began to rest.
+fn note_end(state: &mut State, old: Option<&Value>) {
+    let Some(old) = old else { return };
+    let owner = match text(old, "/spec/podRef/uid") {
+        "" => text(old, "/metadata/uid"),
+        uid => uid,
+    };
+    let now = state.elapsed();
+    for address in addresses(old) {
+        state.ends.insert([owner.to_owned(), address.to_owned()], now);
+    }
+}
+
+/// Checks that a claim without a mark is deleted only after a rest since the end of its Endpoint, unless its pod's
+/// namesake asks for the address.
+fn unmarked_claims_rest(state: &mut State, name: &str, old: Option<&Value>, new: Option<&Value>) {
+    let Some(claim) = old.filter(|old| new.is_none() && old.pointer("/status/releasedAt").is_none()) else {
+        return;
+    };
+    let asks = |pod: &Value| {
+        let asked = pod["metadata"]["annotations"].get("thuban.dev/ip");
+        let is_asked = asked.and_then(Value::as_str) == Some(text(claim, "/spec/address"));
+        is_asked && text(pod, "/metadata/name") == text(claim, "/spec/pod")
+    };
+    if state.store.values(Kind::Pod).any(|pod| asks(pod)) {
+        return;
+    }
+    let key = ["/spec/ownerUid", "/spec/address"].map(|path| text(claim, path).to_owned());
+    let end = state.ends.get(&key).copied();
+    let has_rested = end.is_some_and(|end| state.elapsed().saturating_sub(end) >= REST);
+    if !has_rested {
+        state.violation(format!(
+            "claim {name} is gone without a rest: its Endpoint ended at {end:?}"
+        ));
+    } else if counts(state, claim) {
+        state.violation(format!("claim {name} is gone, but its Endpoint has the address"));
+    }
+}
+
+/// Whether the Endpoint that a claim names has the claim's address in its status.
+fn counts(state: &State, claim: &Value) -> bool {
+    let (namespace, name) = (
+        text(claim, "/spec/endpointNamespace"),
+        text(claim, "/spec/endpointName"),
+    );
+    let Some(endpoint) = state.store.value(Kind::Endpoint, namespace, name) else {
+        return false;
+    };
+    let listed = endpoint.pointer("/status/addresses").and_then(Value::as_array);
+    let is_listed = |listed: &Vec<Value>| {
+        listed
+            .iter()
+            .any(|one| one.as_str() == Some(text(claim, "/spec/address")))
+    };
+    pod_uid(endpoint) == text(claim, "/spec/ownerUid") && listed.is_some_and(is_listed)
 }
 
 fn numbers_outlive_rows(state: &mut State, name: &str) {

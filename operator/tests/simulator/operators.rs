@@ -39,6 +39,8 @@ pub struct Operator {
     pub misses_ends: AtomicBool,
     /// How often and when the operator last wrote, by the request.
     pub writes: Mutex<BTreeMap<String, (u64, Duration)>>,
+    /// The single objects that the operator read, one entry for each request.
+    pub reads: Mutex<Vec<String>>,
     /// The number of writes under way, and the most so far, by kind.
     under_way: Mutex<BTreeMap<Kind, (usize, usize)>>,
 }
@@ -162,6 +164,7 @@ pub fn start(simulation: &Arc<Simulation>) -> Arc<Operator> {
             is_full: AtomicBool::new(false),
             misses_ends: AtomicBool::new(false),
             writes: Mutex::default(),
+            reads: Mutex::default(),
             under_way: Mutex::default(),
         });
         state.operators.push(operator.clone());

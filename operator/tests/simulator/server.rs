@@ -257,6 +257,9 @@ impl Connection {
             if result.is_ok() {
                 one_writer(state, workflow, target);
             }
+            if method == Method::GET && matches!(target, Target::Object { name, .. } if !name.is_empty()) {
+                self.operator.reads.lock().unwrap().push(target_name(target));
+            }
             if method != Method::GET {
                 let operator = &self.operator;
                 state.note(|| {

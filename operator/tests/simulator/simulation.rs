@@ -41,6 +41,8 @@ pub struct State {
     pub told: BTreeSet<(String, String, String)>,
     /// Endpoints whose finalizer was removed by somebody who must not: their end says nothing about the operator.
     pub stripped: BTreeSet<String>,
+    /// The times when Endpoints were gone, by the owner of their claims and address.
+    pub ends: BTreeMap<[String; 2], Duration>,
     /// The kinds that the API server does not have.
     pub unserved: BTreeSet<Kind>,
     /// The garbage collector does nothing.
@@ -86,6 +88,7 @@ impl Simulation {
             full: BTreeSet::new(),
             told: BTreeSet::new(),
             stripped: BTreeSet::new(),
+            ends: BTreeMap::new(),
             unserved: [Kind::ClusterNetworkPolicy].into(),
             is_collector_away: false,
             late_status: None,

@@ -45,6 +45,9 @@ const POINTS: [&str; 22] = [
 /// How long an operator may take to come to a write. Numbers of VPCs and addresses rest for 30 s before their claims
 /// go.
 const WRITTEN: Duration = Duration::from_mins(1);
+/// How often pods are replaced in that time. Claims of pods that live for less than 20 s rest by a mark, which is a
+/// write of its own.
+const TRIES: u32 = 6;
 
 fn number(variable: &str, default: usize) -> usize {
     let given = std::env::var(variable).ok();
@@ -138,13 +141,13 @@ fn operator_crash_after_any_write_leaves_nothing_behind() {
             let since = Instant::now();
             let mut operator = stage.operator(&format!("crash-{round}"), PORT, &[("THUBAN_CRASH", point)])?;
             stir(cluster, round)?;
-            let mut ended = operator.ends_within(WRITTEN / 3)?;
-            for _ in 1..3 {
+            let mut ended = operator.ends_within(WRITTEN / TRIES)?;
+            for _ in 1..TRIES {
                 if ended.is_none() {
                     // An Endpoint whose pod went before this operator led may have been deleted by the garbage
                     // collector.
                     replace_pods(cluster)?;
-                    ended = operator.ends_within(WRITTEN / 3)?;
+                    ended = operator.ends_within(WRITTEN / TRIES)?;
                 }
             }
             match ended {

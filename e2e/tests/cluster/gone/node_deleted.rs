@@ -73,7 +73,10 @@ fn pods_on(cluster: &Cluster, node: &str) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// Whether no pod of this name holds the address any more: its claim rests, is gone, or is another pod's.
+/// How long an address may take to be free: until all have acked, and then it rests for 30 s.
+const FREED: Duration = Duration::from_secs(90);
+
+/// Whether no pod of this name holds the address any more: its claim has a mark, is gone, or is another pod's.
 fn is_freed(cluster: &Cluster, pod: &str, address: &str) -> Result<bool> {
     let claims = get(cluster, &["ipclaims.thuban.dev"])?;
     let name = format!("{NAME}.{address}");
@@ -93,7 +96,7 @@ fn wait_left(cluster: &Cluster, node: &str, was: &[(String, String)]) -> Result<
     rolled_out(cluster)?;
     for (pod, address) in was.iter().filter(|(pod, _)| pod != "db-0") {
         let what = format!("{address} of {pod} freed");
-        cluster.wait_for(&what, patience, || is_freed(cluster, pod, address))?;
+        cluster.wait_for(&what, FREED, || is_freed(cluster, pod, address))?;
     }
     running(cluster, NAME, "db-0")?;
     ensure!(pods_on(cluster, node)?.is_empty(), "pods on {node}");
