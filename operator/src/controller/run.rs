@@ -227,7 +227,9 @@ async fn serve_when_adopted(context: Arc<Context>) {
     while !context.hub.is_adopted(is_expected, is_bound) {
         tokio::time::sleep(ADOPTION_RETRY).await;
     }
-    context.hub.serve();
+    while context.hub.serve_some() {
+        tokio::task::yield_now().await;
+    }
     info!("droplets get their programs");
     std::future::pending::<()>().await;
 }

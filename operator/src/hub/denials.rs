@@ -18,7 +18,7 @@ use thuban_rows::PolicyId;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::sleep;
 
-use super::{Hub, State};
+use super::{Hub, Outgoing, State};
 use crate::model::denial_reports::{DenialReports, Gathered, ReportedSet};
 use crate::model::drop_reports::DropReports;
 use crate::model::world::World;
@@ -153,7 +153,7 @@ impl Denials {
 
 /// What a droplet is to be asked.
 struct Question {
-    sender: UnboundedSender<OperatorMessage>,
+    sender: UnboundedSender<Outgoing>,
     vpcs: Vec<Arc<VpcSets>>,
 }
 
@@ -168,7 +168,7 @@ impl Question {
             drops: true,
         };
         let message = Some(operator_message::Message::ReportDenials(asked));
-        let _ = self.sender.send(OperatorMessage { message });
+        let _ = self.sender.send(OperatorMessage { message }.into());
     }
 }
 

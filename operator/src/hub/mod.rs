@@ -9,6 +9,7 @@ mod checks;
 mod denials;
 mod full;
 mod missing;
+mod outgoing;
 mod paths;
 mod policy;
 mod probes;
@@ -22,9 +23,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use thuban_api::identifiers::{NetworkId, Vni};
-use thuban_proto::transit::{
-    Attachment, Load, NackReason, OperatorMessage, Program, RoleLoad, operator_message,
-};
+use thuban_proto::transit::{Attachment, Load, NackReason, RoleLoad};
 use thuban_rows::{Kind, Kinds};
 use tokio::sync::Notify;
 use tokio::sync::mpsc::UnboundedSender;
@@ -45,6 +44,7 @@ use rests::Rests;
 pub use attachments::Report;
 pub use barrier::Barrier;
 pub use missing::{Missing, TABLE_FULL, WAITS_FOR_ACKS, WAITS_FOR_UPGRADE};
+pub use outgoing::{Outgoing, PackedProgram};
 pub use policy::PolicyStanding;
 pub use probes::Heard;
 pub use triggers::{Trigger, Triggers, Waiter};
@@ -74,9 +74,11 @@ struct Opened {
 struct State {
     world: World,
     acks: Acks,
-    senders: HashMap<String, UnboundedSender<OperatorMessage>>,
+    senders: HashMap<String, UnboundedSender<Outgoing>>,
     /// Streams by droplet, while programs are held back.
     held: Option<BTreeMap<String, Opened>>,
+    /// The programs that were held back are being sent: new streams get theirs at once.
+    is_serving: bool,
     /// How long the leader waits for droplets that don't dial.
     dialling: Duration,
     attachments: Attachments,
@@ -180,6 +182,7 @@ impl Hub {
             acks: Acks::new(0),
             senders: HashMap::new(),
             held: None,
+            is_serving: false,
             dialling: Duration::ZERO,
             attachments: Attachments::default(),
             heard: HashMap::new(),
@@ -273,7 +276,9 @@ impl Hub {
     }
 
     fn send(&self, state: &mut State) {
-        for (droplet, delta) in state.world.flush() {
+        let acks = &state.acks;
+        let deltas = state.world.flush_to(|droplet| acks.is_connected(droplet));
+        for (droplet, delta) in deltas {
             self.send_to(state, &droplet, delta);
         }
         state.note_rests(self.now());
@@ -294,18 +299,8 @@ impl Hub {
         let Some(sender) = state.senders.get(droplet) else {
             return;
         };
-        let mut program = Program {
-            epoch: self.epoch,
-            sequence,
-            ..Program::default()
-        };
-        for (key, row) in delta {
-            match row {
-                Some(row) => program.upserts.push(row.unpack()),
-                None => program.deletes.push((&key).into()),
-            }
-        }
-        let _ = sender.send(message(program));
+        let program = PackedProgram::changes(self.epoch, sequence, delta);
+        let _ = sender.send(program.into());
     }
 
     /// Takes note of how long droplets serve NodePorts without an operator, and that an earlier leader may have told
@@ -526,12 +521,6 @@ fn forget_load(state: &mut State, droplet: &str) {
         droplets.remove(droplet);
         !droplets.is_empty()
     });
-}
-
-fn message(program: Program) -> OperatorMessage {
-    OperatorMessage {
-        message: Some(operator_message::Message::Program(program)),
-    }
 }
 
 /// Notes a subscription: only to addresses of VPCs that the droplet takes part in, and only up to a limit.

@@ -200,7 +200,7 @@ impl Hub {
             open.waiting.insert(droplet.to_owned());
         }
         let message = Some(operator_message::Message::Probe(probe));
-        sender.send(OperatorMessage { message }).is_ok()
+        sender.send(OperatorMessage { message }.into()).is_ok()
     }
 }
 

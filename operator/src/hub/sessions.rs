@@ -1,16 +1,16 @@
 //! The beginning and the end of droplets' streams, and what a new leader waits for before it sends programs.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
 use thuban_api::identifiers::Vni;
-use thuban_proto::transit::{Attachment, Hello, OperatorMessage, Program};
+use thuban_proto::transit::{Attachment, Hello};
 use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::attachments::Report;
-use super::{ADOPTION_TIMEOUT, Hub, Opened, State, forget_load, message, subscribe};
-use crate::model::rows::PackedRow;
+use super::{ADOPTION_TIMEOUT, Hub, Opened, Outgoing, PackedProgram, State, forget_load, subscribe};
 
 /// How long a new leader waits for streams before it sends programs: droplets dial less often the longer no leader
 /// answers (up to 7.5 s apart).
@@ -18,6 +18,9 @@ const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_sec
 /// How long a new leader waits for Endpoints of attachments, milliseconds: without them rows would be missing in the
 /// programs.
 const MENDING_TIMEOUT: u64 = ADOPTION_TIMEOUT + 3_000;
+
+/// How many droplets get their programs while others wait for the lock.
+const SERVED_AT_ONCE: usize = 32;
 
 impl Hub {
     /// Opens the stream of a droplet that said Hello, and notes what the droplet can do. Its backends that fail are
@@ -28,21 +31,22 @@ impl Hub {
         droplet: &str,
         subscriptions: &[(Vni, IpAddr)],
         kinds: Kinds,
-    ) -> (u64, UnboundedReceiver<OperatorMessage>) {
+    ) -> (u64, UnboundedReceiver<Outgoing>) {
         self.note_checks(droplet, &hello.checks);
         self.note_can_probe(droplet, hello.can_probe);
         self.open(droplet, &hello.attachments, subscriptions, kinds)
     }
 
     /// Opens a droplet's stream. The droplet gets its whole program, and from then on deltas, with rows of the kinds
-    /// that it understands. If programs are held back, this begins only with [`Self::serve`]. An older stream ends.
+    /// that it understands. If programs are held back, this begins only with [`Self::serve_some`]. An older stream
+    /// ends.
     pub fn open(
         &self,
         droplet: &str,
         attachments: &[Attachment],
         subscriptions: &[(Vni, IpAddr)],
         kinds: Kinds,
-    ) -> (u64, UnboundedReceiver<OperatorMessage>) {
+    ) -> (u64, UnboundedReceiver<Outgoing>) {
         let state = &mut *self.lock();
         let id = state.next_id;
         state.next_id += 1;
@@ -58,23 +62,23 @@ impl Hub {
         self.note_kinds(state, droplet, &opened.kinds);
         // The older stream's end shows in its receiver.
         state.senders.remove(droplet);
-        if let Some(held) = &mut state.held {
-            held.insert(droplet.to_owned(), opened);
-            state.senders.insert(droplet.to_owned(), messages);
-        } else {
-            self.begin(state, droplet, &opened, messages);
+        match &mut state.held {
+            Some(held) if !state.is_serving => {
+                held.insert(droplet.to_owned(), opened);
+                state.senders.insert(droplet.to_owned(), messages);
+            }
+            held => {
+                if let Some(held) = held {
+                    held.remove(droplet);
+                }
+                self.begin(state, droplet, &opened, messages);
+            }
         }
         self.triggers.droplet(droplet);
         (id, receiver)
     }
 
-    fn begin(
-        &self,
-        state: &mut State,
-        droplet: &str,
-        opened: &Opened,
-        messages: UnboundedSender<OperatorMessage>,
-    ) {
+    fn begin(&self, state: &mut State, droplet: &str, opened: &Opened, messages: UnboundedSender<Outgoing>) {
         for (vni, address) in state.world.subscriptions_of(droplet) {
             state.world.subscribe(droplet, vni, address, false);
         }
@@ -82,20 +86,14 @@ impl Hub {
             subscribe(state, droplet, *vni, *address);
         }
         self.send(state);
-        let mut program = state.world.program(droplet);
-        program.retain(|key, _| opened.kinds.contains(key.kind()));
+        let mut snapshot = state.world.snapshot(droplet);
+        snapshot.rows.retain(|key, _| opened.kinds.contains(key.kind()));
         let stream = (opened.id, opened.kinds.clone());
-        let sequence = state.acks.open(droplet, stream, program.keys(), self.now());
+        let sequence = state.acks.open(droplet, stream, snapshot.rows.keys(), self.now());
         state.full.forget(droplet);
         self.denials().forget(droplet);
-        let snapshot = Program {
-            epoch: self.epoch,
-            sequence,
-            snapshot: true,
-            upserts: program.values().map(PackedRow::unpack).collect(),
-            deletes: Vec::new(),
-        };
-        let _ = messages.send(message(snapshot));
+        let program = PackedProgram::snapshot(self.epoch, sequence, snapshot);
+        let _ = messages.send(program.into());
         state.senders.insert(droplet.to_owned(), messages);
     }
 
@@ -126,20 +124,27 @@ impl Hub {
         now >= MENDING_TIMEOUT || !state.attachments.live().any(is_orphan)
     }
 
-    /// Sends the programs that were held back.
-    pub fn serve(&self) {
+    /// Sends the next of the programs that were held back. Returns whether there are more: between two calls, others
+    /// get the lock.
+    pub fn serve_some(&self) -> bool {
         let state = &mut *self.lock();
-        let now = self.now();
-        let waiting = state.world.stage_policies(now);
-        state.steps.wait(waiting, &state.acks);
-        // Droplets have said what fails with their Hello.
-        state.world.adopt_checks();
-        for (droplet, opened) in state.held.take().into_iter().flatten() {
+        if !std::mem::replace(&mut state.is_serving, true) {
+            let waiting = state.world.stage_policies(self.now());
+            state.steps.wait(waiting, &state.acks);
+            // Droplets have said what fails with their Hello.
+            state.world.adopt_checks();
+        }
+        for _ in 0..SERVED_AT_ONCE {
+            let Some((droplet, opened)) = state.held.as_mut().and_then(BTreeMap::pop_first) else {
+                state.held = None;
+                return false;
+            };
             if let Some(messages) = state.senders.remove(&droplet) {
                 self.begin(state, &droplet, &opened, messages);
             }
             self.triggers.droplet(&droplet);
         }
+        true
     }
 
     pub fn close(&self, droplet: &str, id: u64) {

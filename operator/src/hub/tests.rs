@@ -23,7 +23,7 @@ use thuban_rows::builders::{VNI, network_id};
 use thuban_rows::{Kind, Kinds};
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::{Barrier, Hub, Missing, Report, Triggers, Waiter};
+use super::{Barrier, Hub, Missing, Outgoing, Report, Triggers, Waiter};
 use crate::model::bandwidth::{Bandwidth, Limits};
 use crate::model::rows::Key;
 use crate::model::world::{self, EndpointName, Membership, Role, RoleKind};
@@ -133,15 +133,20 @@ fn holding(hub: &Hub, addresses: &[IpAddr], witnesses: &[&str]) -> Vec<String> {
 }
 
 /// Returns all programs that wait on a stream.
-fn received(stream: &mut UnboundedReceiver<thuban_proto::transit::OperatorMessage>) -> Vec<Program> {
+fn received(stream: &mut UnboundedReceiver<Outgoing>) -> Vec<Program> {
     let mut programs = Vec::new();
     while let Ok(message) = stream.try_recv() {
-        let Some(operator_message::Message::Program(program)) = message.message else {
+        let Some(operator_message::Message::Program(program)) = message.unpack().message else {
             continue;
         };
         programs.push(program);
     }
     programs
+}
+
+/// Sends all programs that were held back.
+fn serve(hub: &Hub) {
+    while hub.serve_some() {}
 }
 
 fn attachment() -> Attachment {
@@ -402,7 +407,7 @@ async fn programs_wait_until_every_attachment_has_its_endpoint() {
     assert!(!hub.is_adopted(all, bound), "one went away again");
     tokio::time::advance(Duration::from_secs(3)).await;
     assert!(hub.is_adopted(all, bound), "it is not waited for for ever");
-    hub.serve();
+    serve(&hub);
     let programs = received(&mut bouncer);
     assert!(programs.len() == 1 && programs[0].snapshot && !programs[0].upserts.is_empty());
     assert!(hub.is_connected("b") && !hub.is_connected("c"));
@@ -451,7 +456,7 @@ fn a_row_of_an_unknown_kind_is_not_sent_and_counts_as_missing() {
 fn a_snapshot_has_no_rows_that_its_droplet_does_not_understand() {
     let (hub, _woken) = hub();
     hub.update(|world| world.set_endpoint(&name(), Some(endpoint())));
-    let kinds = |mut stream: UnboundedReceiver<thuban_proto::transit::OperatorMessage>| {
+    let kinds = |mut stream: UnboundedReceiver<Outgoing>| {
         let snapshot = received(&mut stream).remove(0);
         let rows = snapshot.upserts.into_iter();
         let kinds = rows.map(|row| thuban_rows::Row::try_from(row).unwrap().kind());

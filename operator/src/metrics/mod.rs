@@ -21,10 +21,11 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use thuban_api::Phase;
-use thuban_proto::transit::{DropletMessage, OperatorMessage, droplet_message, operator_message};
+use thuban_proto::transit::{DropletMessage, droplet_message};
 use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
+use crate::hub::Outgoing;
 use policy::PolicyMetrics;
 pub use policy::{CONDITIONS, Told, policies_compiled, policy_provisioned};
 
@@ -406,17 +407,14 @@ pub struct Stream {
 }
 
 impl Stream {
-    pub fn sends(&mut self, message: &OperatorMessage) {
-        let Some(operator_message::Message::Program(program)) = &message.message else {
+    pub fn sends(&mut self, message: &Outgoing) {
+        let Outgoing::Program(program) = message else {
             return;
         };
-        for (change, rows) in [
-            ("upsert", program.upserts.len()),
-            ("delete", program.deletes.len()),
-        ] {
+        for (change, rows) in [("upsert", program.upserts()), ("delete", program.deletes())] {
             METRICS.rows.get_or_create(&Sent { change }).inc_by(rows as u64);
         }
-        if program.snapshot {
+        if program.is_snapshot {
             METRICS.snapshots.inc();
         }
         self.sent.push_back((program.sequence, Instant::now()));
@@ -449,9 +447,12 @@ mod tests {
     use crate::model::cached::{NetworkPolicy, Pod};
     use crate::model::service::Service;
     use thuban_api::Vpc;
-    use thuban_proto::transit::{Ack, Program, Row};
+    use thuban_proto::transit::Ack;
+    use thuban_rows::builders;
 
     use super::*;
+    use crate::hub::PackedProgram;
+    use crate::model::rows::{Key, PackedRow};
 
     #[derive(Debug)]
     struct Failure;
@@ -462,16 +463,10 @@ mod tests {
         }
     }
 
-    fn program(sequence: u64, rows: usize, snapshot: bool) -> OperatorMessage {
-        let program = Program {
-            sequence,
-            snapshot,
-            upserts: vec![Row::default(); rows],
-            ..Program::default()
-        };
-        OperatorMessage {
-            message: Some(operator_message::Message::Program(program)),
-        }
+    fn program(sequence: u64, rows: u32) -> Outgoing {
+        let row = PackedRow::new(&builders::row(thuban_rows::Kind::Vpc));
+        let rows = (1..=rows).map(|number| (Key::Vpc(builders::vni(number)), Some(row.clone())));
+        PackedProgram::changes(1, sequence, rows.collect()).into()
     }
 
     /// Returns the value of the series whose line starts so.
@@ -491,8 +486,8 @@ mod tests {
             "thuban_operator_ack_duration_seconds_count",
         );
         let before = (value(rows), value(acks));
-        stream.sends(&program(1, 3, true));
-        stream.sends(&program(2, 1, false));
+        stream.sends(&program(1, 3));
+        stream.sends(&program(2, 1));
         let ack = |sequence| DropletMessage {
             message: Some(droplet_message::Message::Ack(Ack { epoch: 1, sequence })),
         };

@@ -11,18 +11,29 @@ use thuban_rows::{Droplet, Row};
 pub use thuban_rows::{RowKey as Key, read_address as address};
 
 /// A row in the form in which it is sent, shared by the droplets that have the same row. It takes a fraction of the
-/// memory of its message, and a cluster has several rows for each endpoint.
+/// memory of its message, and a cluster has several rows for each endpoint. The bytes are those of a program with this
+/// row and nothing else: such bytes one after the other are a program with all of their rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PackedRow(Arc<[u8]>);
 
 impl PackedRow {
     pub fn new(row: &Row) -> Self {
-        Self(proto::Row::from(row).encode_to_vec().into())
+        let program = proto::Program {
+            upserts: vec![row.into()],
+            ..proto::Program::default()
+        };
+        Self(program.encode_to_vec().into())
     }
 
     pub fn unpack(&self) -> proto::Row {
-        // `new` wrote these bytes, so they can be read.
-        proto::Row::decode(&*self.0).unwrap_or_default()
+        // `new` wrote these bytes, so they can be read, and have one row.
+        let program = proto::Program::decode(&*self.0).unwrap_or_default();
+        program.upserts.into_iter().next().unwrap_or_default()
+    }
+
+    /// Returns the row as a part of a program.
+    pub fn bytes(&self) -> &[u8] {
+        &self.0
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod door;
 pub mod server;
+mod service;
 pub mod tls;
 
 #[cfg(test)]

@@ -2,19 +2,16 @@
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use futures::Stream;
 use kube::Client;
 use thiserror::Error;
 use thuban_api::identifiers::Vni;
 use thuban_authority::ServerCertificate;
 use thuban_authority::identity::{self, Account, Identity, IdentityError};
 use thuban_proto::transit::droplet_message::Message;
-use thuban_proto::transit::transit_server::{Transit, TransitServer};
-use thuban_proto::transit::{DropletMessage, Hello, Nack, OperatorMessage};
+use thuban_proto::transit::{DropletMessage, Hello, Nack};
 use thuban_proto::{OPERATOR_TOKEN_AUDIENCE, PROTOCOL_VERSION};
 use thuban_rows::{BASELINE, Kind, Kinds};
 use tokio::net::TcpListener;
@@ -26,8 +23,9 @@ use tonic::{Request, Response, Status, Streaming};
 use tracing::{debug, info, warn};
 
 use super::door::{Caller, Door, Serving};
+use super::service::{Messages, Transit};
 use super::tls::secured;
-use crate::hub::Hub;
+use crate::hub::{Hub, Outgoing};
 use crate::metrics;
 use crate::model::rows::{self, Key};
 
@@ -46,8 +44,6 @@ const LOOK: Duration = Duration::from_secs(5);
 const SLOWEST: Duration = Duration::from_secs(30);
 /// The most epochs by which a droplet's report may be ahead of the leader's.
 const LARGEST_LEAP: u64 = 1 << 20;
-/// The largest message in bytes: a Hello of a droplet with 10,000 subscriptions fits well.
-const LARGEST_MESSAGE: usize = 16 << 20;
 
 #[derive(Debug, Error)]
 pub enum ServeError {
@@ -95,25 +91,20 @@ pub(super) async fn serve_at(
     service: TransitService,
 ) -> Result<(), ServeError> {
     let connections = secured(service.door.clone().incoming(listener), certificate)?;
-    let transit = TransitServer::new(service).max_decoding_message_size(LARGEST_MESSAGE);
     Server::builder()
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         // A droplet has one stream.
         .max_concurrent_streams(2)
-        .add_service(transit)
+        .add_service(Transit::new(service))
         .serve_with_incoming(connections)
         .await
         .map_err(|source| ServeError::Serve { address, source })
 }
 
-type Messages = Pin<Box<dyn Stream<Item = Result<OperatorMessage, Status>> + Send>>;
-
-#[tonic::async_trait]
-impl Transit for TransitService {
-    type ConnectStream = Messages;
-
-    async fn connect(
+impl TransitService {
+    /// Opens a droplet's stream.
+    pub(super) async fn connect(
         &self,
         request: Request<Streaming<DropletMessage>>,
     ) -> Result<Response<Messages>, Status> {
@@ -176,9 +167,7 @@ impl Transit for TransitService {
         tokio::spawn(stream.run(incoming, programs, outgoing));
         Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
     }
-}
 
-impl TransitService {
     /// Notes the epoch that a droplet has seen. Returns the epoch that more than a third of the droplets have seen, if
     /// there is one above this leader's: the false claim of a single droplet must not end all leadership.
     fn witness(&self, hub: &Hub, droplet: &str, epoch: u64) -> Option<u64> {
@@ -294,8 +283,8 @@ impl DropletStream {
     async fn run(
         self,
         mut incoming: Streaming<DropletMessage>,
-        mut programs: mpsc::UnboundedReceiver<OperatorMessage>,
-        outgoing: mpsc::Sender<Result<OperatorMessage, Status>>,
+        mut programs: mpsc::UnboundedReceiver<Outgoing>,
+        outgoing: mpsc::Sender<Result<Outgoing, Status>>,
     ) {
         let expiry = tokio::time::sleep(self.identity.valid_for);
         tokio::pin!(expiry);

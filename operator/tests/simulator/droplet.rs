@@ -7,10 +7,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use thuban_api::identifiers::Vni;
-use thuban_operator::hub::Hub;
+use thuban_operator::hub::{Hub, Outgoing};
 use thuban_proto::transit::{
-    Attachment, Denials, Load, NackReason, OperatorMessage, PolicyKey, Program, RoleLoad, operator_message,
-    row,
+    Attachment, Denials, Load, NackReason, PolicyKey, Program, RoleLoad, operator_message, row,
 };
 use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
@@ -216,7 +215,7 @@ fn register(state: &mut State, name: &str) {
 /// The operator's end of a stream.
 struct Line {
     id: u64,
-    programs: UnboundedReceiver<OperatorMessage>,
+    programs: UnboundedReceiver<Outgoing>,
     /// The last sequence that was acked.
     acked: u64,
 }
@@ -366,7 +365,7 @@ async fn serve(
             }
             message = line.programs.recv() => {
                 let Some(message) = message else { return };
-                let program = match message.message {
+                let program = match message.unpack().message {
                     Some(operator_message::Message::Program(program)) => program,
                     Some(operator_message::Message::ReportDenials(asked)) => {
                         note_asked(simulation, name, asked.sets);

@@ -4,14 +4,14 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use thuban_proto::MAX_CHECKS;
-use thuban_proto::transit::{CheckFailure, CheckState, Checked, FrontRow, Hello, OperatorMessage, row};
+use thuban_proto::transit::{CheckFailure, CheckState, Checked, FrontRow, Hello, row};
 use thuban_rows::Kinds;
 use thuban_rows::builders::health_check;
 use tokio::sync::mpsc::UnboundedReceiver;
 
 use super::rests::service;
-use super::{VNI, hub, mapped, received};
-use crate::hub::Hub;
+use super::{VNI, hub, mapped, received, serve};
+use crate::hub::{Hub, Outgoing};
 use crate::model::world::Service;
 
 const FRONT: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
@@ -43,7 +43,7 @@ fn checked(last: u8, failure: Option<CheckFailure>) -> Checked {
 }
 
 /// Makes a hub with a front that the droplet `a` has the rows of; nobody fails.
-fn served() -> (Hub, UnboundedReceiver<OperatorMessage>) {
+fn served() -> (Hub, UnboundedReceiver<Outgoing>) {
     let (hub, _woken) = hub();
     hub.update(|world| world.set_service(&("ns".into(), "s".into()), Some(fronted())));
     let (_, mut stream) = hub.open("a", &[], &[], Kinds::all());
@@ -52,7 +52,7 @@ fn served() -> (Hub, UnboundedReceiver<OperatorMessage>) {
 }
 
 /// Returns the numbers of resting backends in each row of the front that waits on the stream.
-fn fronts(stream: &mut UnboundedReceiver<OperatorMessage>) -> Vec<usize> {
+fn fronts(stream: &mut UnboundedReceiver<Outgoing>) -> Vec<usize> {
     let programs = received(stream).into_iter();
     let rows = programs.flat_map(|program| program.upserts);
     let fronts = rows.filter_map(|row| match row.row {
@@ -146,7 +146,7 @@ async fn a_new_leader_knows_what_fails_by_the_hello() {
     let (_, mut stream) = hub.open_after(&hello(1), "a", &[], Kinds::all());
     let (_, _other) = hub.open_after(&hello(2), "b", &[], Kinds::all());
     // No time passes: nobody has looked yet.
-    hub.serve();
+    serve(&hub);
     assert_eq!(fronts(&mut stream), [2], "no connection goes there for a moment");
 }
 
@@ -159,7 +159,7 @@ async fn a_new_leader_hears_droplets_before_it_serves() {
     hub.note_checks("a", &[checked(1, Some(CheckFailure::Status))]);
     hub.look_for_suspects();
     assert!(hub.take_members().is_empty(), "other droplets are still to say");
-    hub.serve();
+    serve(&hub);
     assert_eq!(fronts(&mut stream), [1], "no connection goes there for a moment");
     let (name, members) = hub.take_members().remove(0);
     assert_eq!(name, ("ns".to_owned(), "web".to_owned()));

@@ -21,7 +21,7 @@ const OTHERS: Ipv4Addr = Ipv4Addr::new(10, 0, 1, 9);
 fn questions(droplet: &mut Droplet) -> Vec<Vec<PolicyKey>> {
     let mut questions = Vec::new();
     while let Ok(message) = droplet.stream.try_recv() {
-        if let Some(operator_message::Message::ReportDenials(asked)) = message.message {
+        if let Some(operator_message::Message::ReportDenials(asked)) = message.unpack().message {
             assert!(asked.drops);
             questions.push(asked.sets);
         }

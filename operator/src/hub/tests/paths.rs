@@ -61,7 +61,7 @@ async fn a_probe_is_sent_by_the_pods_droplet_and_ends() {
     let stream = &mut droplets.get_mut("c").unwrap().stream;
     let report = async {
         let probe = loop {
-            let message = stream.recv().await.unwrap().message;
+            let message = stream.recv().await.unwrap().unpack().message;
             if let Some(operator_message::Message::Probe(probe)) = message {
                 break probe;
             }

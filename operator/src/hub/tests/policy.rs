@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde_json::json;
-use thuban_proto::transit::{OperatorMessage, Row};
+use thuban_proto::transit::Row;
 use thuban_rows::LocalEndpoint;
 
 use super::*;
@@ -14,7 +14,7 @@ const DROPLETS: [&str; 3] = ["a", "b", "c"];
 
 pub struct Droplet {
     pub id: u64,
-    pub stream: UnboundedReceiver<OperatorMessage>,
+    pub stream: UnboundedReceiver<Outgoing>,
     pub sequence: u64,
 }
 
@@ -77,7 +77,7 @@ pub fn play(kinds: &Kinds) -> (Hub, BTreeMap<&'static str, Droplet>) {
         let (id, stream) = hub.open(name, &[], &[], kinds.clone());
         (name, id, stream)
     });
-    hub.serve();
+    serve(&hub);
     let droplets = streams.map(|(name, id, stream)| {
         let sequence = 0;
         let mut droplet = Droplet { id, stream, sequence };

@@ -95,7 +95,7 @@ fn two_vpcs() -> Hub {
 /// The droplet's node ports by what it was sent, and the last sequence.
 struct Droplet {
     id: u64,
-    receiver: UnboundedReceiver<thuban_proto::transit::OperatorMessage>,
+    receiver: UnboundedReceiver<Outgoing>,
     sequence: u64,
     ports: BTreeMap<(u32, Vec<u8>), u32>,
 }
@@ -115,7 +115,7 @@ impl Droplet {
 
     fn read(&mut self) {
         while let Ok(message) = self.receiver.try_recv() {
-            let Some(operator_message::Message::Program(program)) = message.message else {
+            let Some(operator_message::Message::Program(program)) = message.unpack().message else {
                 continue;
             };
             self.sequence = program.sequence;

@@ -2,15 +2,28 @@
 
 use std::collections::BTreeMap;
 
+use super::droplet_rows::OtherDroplets;
 use super::{Delta, World};
 use crate::model::rows::{Key, PackedRow};
+
+/// All rows of a droplet, those that all droplets have alike as bytes.
+#[derive(Debug)]
+pub struct Snapshot {
+    pub rows: BTreeMap<Key, PackedRow>,
+    pub droplets: OtherDroplets,
+}
 
 impl World {
     /// Makes the rows of all touched objects again, and returns the changes by droplet.
     pub fn flush(&mut self) -> BTreeMap<String, Delta> {
+        self.flush_to(|_| true)
+    }
+
+    /// Does the same. What many droplets have alike is told only to those that listen: the others get a snapshot later.
+    pub fn flush_to(&mut self, listens: impl Fn(&str) -> bool) -> BTreeMap<String, Delta> {
         let mut deltas: BTreeMap<String, Delta> = BTreeMap::new();
         self.apply_fresh();
-        self.flush_droplets(&mut deltas);
+        self.flush_droplets(&listens, &mut deltas);
         self.flush_shared(&mut deltas);
         self.flush_owners(&mut deltas);
         self.end_subscriptions(&deltas);
@@ -75,31 +88,34 @@ impl World {
 
     /// Adds the changes of known droplets: every droplet knows all others. Their addresses are unique; the controller
     /// of droplets ensures it.
-    fn flush_droplets(&mut self, deltas: &mut BTreeMap<String, Delta>) {
+    fn flush_droplets(&mut self, listens: impl Fn(&str) -> bool, deltas: &mut BTreeMap<String, Delta>) {
         for (name, old) in std::mem::take(&mut self.moved_droplets) {
             let new = self.places(&name);
             if old == new {
                 continue;
             }
+            self.droplet_rows = None;
             let ((old, _), (new, _)) = (old, new);
-            let lost = old.filter(|old| !self.droplets.values().any(|address| address == old));
-            for other in self.droplets.keys().filter(|other| **other != name) {
-                let delta = deltas.entry(other.clone()).or_default();
-                if let Some(lost) = lost {
-                    delta.insert(Key::Droplet(lost.into()), None);
-                }
-                if let Some(new) = new {
-                    let row = self.droplet_row(&name, new);
-                    delta.insert(row.key(), Some(PackedRow::new(&row)));
+            let told = self.droplets.keys();
+            let mut told = told.filter(|other| **other != name && listens(other)).peekable();
+            if told.peek().is_some() {
+                let lost = old.filter(|old| !self.droplets.values().any(|address| address == old));
+                let gone = lost.map(|lost| (Key::Droplet(lost.into()), None));
+                let row = new.map(|new| self.droplet_row(&name, new));
+                let row = row.map(|row| (row.key(), Some(PackedRow::new(&row))));
+                let changes: Delta = gone.into_iter().chain(row).collect();
+                for other in told {
+                    deltas.entry(other.clone()).or_default().extend(changes.clone());
                 }
             }
             // The droplet's own rows of other droplets begin or end with it.
+            let is_turned = old.is_none() != new.is_none() && listens(&name);
             let others: Vec<_> = self
                 .droplets
                 .iter()
-                .filter(|(other, _)| **other != name)
+                .filter(|(other, _)| is_turned && **other != name)
                 .collect();
-            if old.is_none() != new.is_none() && !others.is_empty() {
+            if !others.is_empty() {
                 let delta = deltas.entry(name.clone()).or_default();
                 for (other, address) in others {
                     let row = self.droplet_row(other, *address);
@@ -109,10 +125,29 @@ impl World {
         }
     }
 
-    /// Returns the whole program of a droplet.
+    /// Returns all rows that a droplet has and that not all droplets have.
+    fn own_rows(&self, droplet: &str) -> BTreeMap<Key, PackedRow> {
+        let mut rows = self.programs.get(droplet).cloned().unwrap_or_default();
+        rows.extend(self.shared.of(droplet).cloned());
+        rows
+    }
+
+    /// Returns the whole program of a droplet, as it is sent at first.
+    pub fn snapshot(&mut self, droplet: &str) -> Snapshot {
+        let rows = self.own_rows(droplet);
+        let known = self.droplet_rows.take().unwrap_or_else(|| {
+            let all = self.droplets.iter();
+            all.map(|(name, address)| (name, PackedRow::new(&self.droplet_row(name, *address))))
+                .collect()
+        });
+        let droplets = known.of(droplet);
+        self.droplet_rows = Some(known);
+        Snapshot { rows, droplets }
+    }
+
+    /// Returns the whole program of a droplet, row by row.
     pub fn program(&self, droplet: &str) -> BTreeMap<Key, PackedRow> {
-        let mut program = self.programs.get(droplet).cloned().unwrap_or_default();
-        program.extend(self.shared.of(droplet).cloned());
+        let mut program = self.own_rows(droplet);
         if self.droplets.contains_key(droplet) {
             let others = self.droplets.iter().filter(|(other, _)| *other != droplet);
             program.extend(others.map(|(other, address)| {

@@ -4,6 +4,7 @@
 //! Invariant (tested): the incremental programs equal those made from scratch.
 
 mod contribute;
+mod droplet_rows;
 mod flush;
 pub mod path;
 mod policy;
@@ -25,11 +26,14 @@ use super::bandwidth::{Bandwidth, Limits};
 use super::policy::Profile;
 use super::rows::{self, Key, PackedRow};
 use super::sorted_set::SortedSet;
+use droplet_rows::DropletRows;
 use policy::Enforcement;
 use roles::Roles;
 use services::Services;
 use shared::SharedRows;
 
+pub use droplet_rows::OtherDroplets;
+pub use flush::Snapshot;
 pub use roles::{Role, RoleId, RoleKind};
 pub use services::{AllHints, Hints, MAX_OWN_ADDRESSES, NodePort, RestId, Service, VipMembers, VipName};
 
@@ -147,6 +151,8 @@ pub struct World {
     droplets6: BTreeMap<String, Ipv6Addr>,
     /// The old addresses of the droplets that changed since the last flush.
     moved_droplets: BTreeMap<String, Places>,
+    /// The rows of known droplets, until one of them changes.
+    droplet_rows: Option<DropletRows>,
     /// Lost droplets: direct rows don't lead there.
     away: BTreeSet<String>,
     vpcs: BTreeMap<String, Vpc>,
