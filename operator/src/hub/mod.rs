@@ -8,6 +8,7 @@ mod barrier;
 mod checks;
 mod denials;
 mod full;
+mod held;
 mod missing;
 mod outgoing;
 mod paths;
@@ -19,7 +20,7 @@ mod triggers;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
-use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use thuban_api::identifiers::{NetworkId, Vni};
@@ -38,6 +39,7 @@ use crate::model::world::{Delta, EndpointName, NodePort, World};
 use attachments::Attachments;
 use checks::CheckLimit;
 use denials::Denials;
+use held::Held;
 use probes::Probes;
 use rests::Rests;
 
@@ -223,9 +225,9 @@ impl Hub {
         self.started.elapsed().as_millis() as u64
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> Held<'_> {
         // No code under the lock panics half-way through a change.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        Held::new(self.state.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Has fronts lead new connections past suspect droplets, and past backends that fail their check, for as long as

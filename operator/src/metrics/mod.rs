@@ -9,6 +9,7 @@ pub mod serve;
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use kube::Resource;
 use kube::runtime::controller::Action;
@@ -100,6 +101,7 @@ struct Metrics {
     rows: Family<Sent, Counter>,
     snapshots: Counter,
     acks: Histogram,
+    lock: Histogram,
     nacks: Family<Because, Counter>,
     streams: Family<Because, Counter>,
     refusals: Family<Because, Counter>,
@@ -132,6 +134,7 @@ impl Metrics {
             rows: Family::default(),
             snapshots: Counter::default(),
             acks: seconds(),
+            lock: Histogram::new(exponential_buckets(0.000_01, 2.0, 18)),
             nacks: Family::default(),
             streams: Family::default(),
             refusals: Family::default(),
@@ -175,6 +178,11 @@ impl Metrics {
             "ack_duration_seconds",
             "From sending rows to their ack",
             metrics.acks.clone(),
+        );
+        registry.register(
+            "lock_held_seconds",
+            "How long the rows of all droplets were locked, each time",
+            metrics.lock.clone(),
         );
         registry.register("nacks", "Rows that droplets refused", metrics.nacks.clone());
         registry.register(
@@ -392,6 +400,11 @@ pub fn ca_expires(at: u64) {
 /// Counts a connection or token that is refused at the droplets' port. `reason` is one of few words.
 pub fn refuses(reason: &'static str) {
     METRICS.refusals.get_or_create(&Because { reason }).inc();
+}
+
+/// Notes for how long the hub was locked.
+pub fn lock_was_held(time: Duration) {
+    METRICS.lock.observe(time.as_secs_f64());
 }
 
 /// Counts a subscription that is not granted. `reason` is one of few words.
