@@ -9,6 +9,7 @@ mod checks;
 mod denials;
 mod full;
 mod held;
+mod loads;
 mod missing;
 mod outgoing;
 mod paths;
@@ -40,6 +41,7 @@ use attachments::Attachments;
 use checks::CheckLimit;
 use denials::Denials;
 use held::Held;
+use loads::Loads;
 use probes::Probes;
 use rests::Rests;
 
@@ -90,8 +92,7 @@ struct State {
     waiters: HashMap<String, HashSet<Waiter>>,
     /// Endpoints whose droplet already uses the address.
     in_use: HashSet<EndpointName>,
-    /// Packets a second that roles passed on, by VPC, network (none for the divider) and droplet.
-    loads: HashMap<(Vni, Option<NetworkId>), BTreeMap<String, u64>>,
+    loads: Loads,
     /// Droplets of which a subscription was refused since their stream opened: the log says it once.
     refused: HashSet<String>,
     rests: Rests,
@@ -190,7 +191,7 @@ impl Hub {
             heard: HashMap::new(),
             waiters: HashMap::new(),
             in_use: HashSet::new(),
-            loads: HashMap::new(),
+            loads: Loads::default(),
             refused: HashSet::new(),
             rests: Rests::default(),
             full: FullTables::default(),
@@ -396,29 +397,19 @@ impl Hub {
     /// Replaces the reported loads of a droplet's roles.
     pub fn report(&self, droplet: &str, load: &Load) {
         let state = &mut *self.lock();
-        forget_load(state, droplet);
+        let world = &state.world;
         let read = |role: &RoleLoad| {
-            let of = (Vni::new(role.vni)?, NetworkId::new(role.network));
-            Some((of, role.packets_per_second))
+            let (vni, network) = (Vni::new(role.vni)?, NetworkId::new(role.network));
+            let is_here = world.carries(droplet, vni, network);
+            is_here.then_some(((vni, network), role.packets_per_second))
         };
-        for ((vni, network), packets) in load.roles.iter().filter_map(read) {
-            if state.world.carries(droplet, vni, network) {
-                let droplets = state.loads.entry((vni, network)).or_default();
-                droplets.insert(droplet.to_owned(), packets);
-            }
-        }
+        state.loads.report(droplet, load.roles.iter().filter_map(read));
     }
 
     /// Returns the packets a second that the bouncers of a network, or without a network the dividers of a VPC, passed
     /// on together.
     pub fn load(&self, vni: Vni, network: Option<NetworkId>) -> u64 {
-        let state = self.lock();
-        state
-            .loads
-            .get(&(vni, network))
-            .into_iter()
-            .flat_map(BTreeMap::values)
-            .sum()
+        self.lock().loads.of((vni, network))
     }
 
     /// Notes that an attachment came or went.
@@ -516,13 +507,6 @@ fn wait_for<'a>(state: &mut State, droplets: impl IntoIterator<Item = &'a String
             .or_default()
             .insert(waiter.clone());
     }
-}
-
-fn forget_load(state: &mut State, droplet: &str) {
-    state.loads.retain(|_, droplets| {
-        droplets.remove(droplet);
-        !droplets.is_empty()
-    });
 }
 
 /// Notes a subscription: only to addresses of VPCs that the droplet takes part in, and only up to a limit.

@@ -10,7 +10,7 @@ use thuban_rows::Kinds;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
 use super::attachments::Report;
-use super::{ADOPTION_TIMEOUT, Hub, Opened, Outgoing, PackedProgram, State, forget_load, subscribe};
+use super::{ADOPTION_TIMEOUT, Hub, Opened, Outgoing, PackedProgram, State, subscribe};
 
 /// How long a new leader waits for streams before it sends programs: droplets dial less often the longer no leader
 /// answers (up to 7.5 s apart).
@@ -156,7 +156,7 @@ impl Hub {
             state.senders.remove(droplet);
         }
         if state.acks.close(droplet, id, self.now()) {
-            forget_load(state, droplet);
+            state.loads.forget(droplet);
             state.full.forget(droplet);
             state.senders.remove(droplet);
             self.triggers.droplet(droplet);

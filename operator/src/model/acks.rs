@@ -74,41 +74,69 @@ struct Holders {
     unknown: BTreeSet<Arc<str>>,
     /// Droplets by the keys of their sessions' `introduced`.
     unaware: HashMap<Key, Names>,
+    /// How many rows of each VPC a droplet holds or may hold, of those in `of`.
+    numbers: HashMap<Vni, HashMap<Arc<str>, usize>>,
 }
 
 fn place(names: &Names, droplet: &str) -> Result<usize, usize> {
     names.binary_search_by(|name| (**name).cmp(droplet))
 }
 
-fn add_holder(holders: &mut HashMap<Key, Names>, droplet: &Arc<str>, key: &Key) {
+/// Adds a holder of a row. Returns whether it is new.
+fn add_holder(holders: &mut HashMap<Key, Names>, droplet: &Arc<str>, key: &Key) -> bool {
     let Some(droplets) = holders.get_mut(key) else {
         holders.insert(key.clone(), vec![droplet.clone()]);
-        return;
+        return true;
     };
-    if let Err(place) = place(droplets, droplet) {
-        droplets.reserve_exact(1);
-        droplets.insert(place, droplet.clone());
-    }
+    let Err(place) = place(droplets, droplet) else {
+        return false;
+    };
+    droplets.reserve_exact(1);
+    droplets.insert(place, droplet.clone());
+    true
 }
 
-fn drop_holder(holders: &mut HashMap<Key, Names>, droplet: &str, key: &Key) {
-    if let Some(droplets) = holders.get_mut(key) {
-        if let Ok(place) = place(droplets, droplet) {
-            droplets.remove(place);
-        }
-        if droplets.is_empty() {
-            holders.remove(key);
-        }
+/// Removes a holder of a row. Returns whether there was one.
+fn drop_holder(holders: &mut HashMap<Key, Names>, droplet: &str, key: &Key) -> bool {
+    let Some(droplets) = holders.get_mut(key) else {
+        return false;
+    };
+    let place = place(droplets, droplet);
+    if let Ok(place) = place {
+        droplets.remove(place);
     }
+    if droplets.is_empty() {
+        holders.remove(key);
+    }
+    place.is_ok()
 }
 
 impl Holders {
     fn add(&mut self, droplet: &Arc<str>, key: &Key) {
-        add_holder(&mut self.of, droplet, key);
+        if add_holder(&mut self.of, droplet, key)
+            && let Some(vni) = key.vni()
+        {
+            let rows = self.numbers.entry(vni).or_default();
+            *rows.entry(droplet.clone()).or_default() += 1;
+        }
     }
 
     fn remove(&mut self, droplet: &str, key: &Key) {
-        drop_holder(&mut self.of, droplet, key);
+        if !drop_holder(&mut self.of, droplet, key) {
+            return;
+        }
+        let Some((vni, rows)) = key.vni().and_then(|vni| Some((vni, self.numbers.get_mut(&vni)?))) else {
+            return;
+        };
+        if let Some(number) = rows.get_mut(droplet) {
+            *number -= 1;
+            if *number == 0 {
+                rows.remove(droplet);
+            }
+        }
+        if rows.is_empty() {
+            self.numbers.remove(&vni);
+        }
     }
 
     fn forget(&mut self, droplet: &str, session: &Session) {
@@ -373,26 +401,16 @@ impl Acks {
             .is_some_and(|session| session.acked > 0)
     }
 
-    /// Whether it is not known what the droplet holds. A droplet that owes acks for too long counts as if it had no
-    /// stream.
-    fn is_unknown(&self, droplet: &str, session: &Session, now: u64) -> bool {
-        session.acked == 0 && !self.is_overdue(droplet, now)
-    }
-
-    /// Yields the droplets with an open stream that hold, or may hold, rows of a VPC.
+    /// Yields the droplets with an open stream that hold, or may hold, rows of a VPC. A droplet that has acked nothing
+    /// and owes acks for too long counts as if it had no stream.
     pub fn holding_vni(&self, vni: Vni, now: u64) -> impl Iterator<Item = &str> {
-        let holds = move |droplet: &str, session: &Session| {
-            self.is_unknown(droplet, session, now)
-                || session
-                    .rows
-                    .keys()
-                    .chain(session.removed.keys())
-                    .any(|key| key.vni() == Some(vni))
-        };
-        self.sessions
-            .iter()
-            .filter(move |(droplet, session)| holds(droplet, session))
-            .map(|(droplet, _)| droplet.as_str())
+        let holders = self.holders.numbers.get(&vni);
+        let unknown = self.holders.unknown.iter().filter(move |droplet| {
+            let is_holder = holders.is_some_and(|holders| holders.contains_key(*droplet));
+            !is_holder && !self.is_overdue(droplet, now)
+        });
+        let holders = holders.into_iter().flat_map(HashMap::keys);
+        holders.chain(unknown).map(AsRef::as_ref)
     }
 
     /// Yields the droplets with an open stream that may not know yet that another droplet is gone. A droplet that owes

@@ -35,7 +35,7 @@ const LOOK: Duration = Duration::from_secs(2);
 const PAUSE_OF_LOOK: u32 = 20;
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How many free addresses are looked at while the world is locked.
-const ADDRESSES_AT_ONCE: usize = 16;
+const ADDRESSES_AT_ONCE: usize = 4;
 /// How long nothing is written after the API server refused a write: a right may be missing until the next version of
 /// the manifests is there.
 const ERROR_PAUSE: Duration = Duration::from_secs(30);

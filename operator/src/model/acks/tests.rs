@@ -31,6 +31,22 @@ fn holding_by_session(acks: &Acks, key: &Key) -> Vec<String> {
     names
 }
 
+/// Returns what `holding_vni` returns for the only number, by going through all sessions.
+fn holding_number_by_session(acks: &Acks) -> Vec<String> {
+    let holds = |(name, session): &(&String, &super::Session)| {
+        let mut keys = session.rows.keys().chain(session.removed.keys());
+        session.acked == 0 && !acks.is_overdue(name, 0) || keys.any(|key| key.vni() == Some(VNI))
+    };
+    let mut names: Vec<String> = acks
+        .sessions
+        .iter()
+        .filter(holds)
+        .map(|(name, _)| name.clone())
+        .collect();
+    names.sort();
+    names
+}
+
 #[test]
 fn who_holds_a_row_is_known_without_asking_all() {
     let mut acks = Acks::new(0);
@@ -72,6 +88,9 @@ fn who_holds_a_row_is_known_without_asking_all() {
             holding.sort_unstable();
             assert_eq!(holding, holding_by_session(&acks, &key), "step {step}");
         }
+        let mut holding: Vec<&str> = acks.holding_vni(VNI, 0).collect();
+        holding.sort_unstable();
+        assert_eq!(holding, holding_number_by_session(&acks), "step {step}");
     }
     for droplet in ["a", "b", "c"] {
         let id = acks.sessions.get(droplet).map_or(0, |session| session.id);
@@ -79,6 +98,7 @@ fn who_holds_a_row_is_known_without_asking_all() {
     }
     let holders = &acks.holders;
     assert!(holders.of.is_empty() && holders.unknown.is_empty() && holders.unaware.is_empty());
+    assert!(holders.numbers.is_empty());
 }
 
 #[test]

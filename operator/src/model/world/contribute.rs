@@ -67,7 +67,7 @@ impl World {
         let dividers = self.dividers.holders(name);
         let members = self.members_of(&self.dividers, name);
         let mut targets = dividers.clone();
-        for (network, _) in self.networks.iter().filter(|(_, network)| network.vpc == name) {
+        for network in self.networks_of(name) {
             targets.extend(self.endpoint_droplets(network));
             targets.extend(self.bouncers.holders(network));
         }

@@ -6,6 +6,7 @@
 mod contribute;
 mod droplet_rows;
 mod flush;
+mod members;
 pub mod path;
 mod policy;
 mod roles;
@@ -13,7 +14,9 @@ mod served;
 mod services;
 mod shared;
 
+use std::borrow::Borrow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::hash::Hash;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
@@ -156,7 +159,11 @@ pub struct World {
     /// Lost droplets: direct rows don't lead there.
     away: BTreeSet<String>,
     vpcs: BTreeMap<String, Vpc>,
+    /// VPCs by number.
+    by_vni: HashMap<Vni, BTreeSet<String>>,
     networks: BTreeMap<String, Network>,
+    /// Names of networks by VPC.
+    by_vpc: HashMap<String, BTreeSet<String>>,
     dividers: Roles,
     bouncers: Roles,
     endpoints: HashMap<EndpointName, Endpoint>,
@@ -174,8 +181,10 @@ pub struct World {
     subscribed: HashMap<String, HashMap<Vni, BTreeSet<IpAddr>>>,
     /// Endpoints of a network by droplet.
     members: HashMap<String, BTreeMap<String, SortedSet<EndpointName>>>,
-    /// Endpoints that have an address, in whatever VPC.
-    by_address: HashMap<IpAddr, SortedSet<EndpointName>>,
+    /// Networks with endpoints on a droplet.
+    networks_on: HashMap<String, BTreeSet<String>>,
+    /// Endpoints of a network that have an address. VPCs may use the same addresses.
+    by_address: HashMap<String, HashMap<IpAddr, SortedSet<EndpointName>>>,
     /// Endpoints with a previous droplet.
     moving: BTreeSet<EndpointName>,
     contributions: HashMap<Owner, KeptRows>,
@@ -242,29 +251,22 @@ impl World {
         }
     }
 
-    /// Touches the endpoints that live, or lived, on a droplet.
-    fn touch_residents(&mut self, droplet: &str) {
-        let here = self.members.values().filter_map(|droplets| droplets.get(droplet));
-        let moved = self.moving.iter().filter(|name| {
-            let endpoint = self.endpoints.get(*name);
-            endpoint.is_some_and(|endpoint| endpoint.previous.as_deref() == Some(droplet))
-        });
-        self.dirty
-            .extend(here.flatten().chain(moved).cloned().map(Owner::Endpoint));
-    }
-
     pub fn set_vpc(&mut self, name: &str, vpc: Option<Vpc>) {
         // The ranges of that VPC are closed to the others.
         let open_ranges = |vpc: Option<&Vpc>| vpc.filter(|vpc| vpc.host_access).map(|vpc| vpc.cidrs.clone());
         if open_ranges(self.vpcs.get(name)) != open_ranges(vpc.as_ref()) {
             self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
         }
+        let old = self.vni(name);
         if set(&mut self.vpcs, name, vpc) {
+            let new = self.vni(name);
+            change_place(&mut self.by_vni, (old, new), name);
             self.enforcement.known_served.note_service();
             self.touch_vpc(name);
             self.touch_policy_rows(name);
-            let endpoints = self.endpoints_where(|network| network.vpc == name);
-            self.dirty.extend(endpoints);
+            let networks = self.networks_of(name).filter_map(|name| self.members.get(name));
+            let endpoints: Vec<_> = networks.flat_map(BTreeMap::values).flatten().cloned().collect();
+            self.dirty.extend(endpoints.into_iter().map(Owner::Endpoint));
             self.touch_services(name);
         }
     }
@@ -273,6 +275,7 @@ impl World {
         let old = self.networks.get(name).map(|network| network.vpc.clone());
         if set(&mut self.networks, name, network) {
             let new = self.networks.get(name).map(|network| network.vpc.clone());
+            change_place(&mut self.by_vpc, (old.clone(), new.clone()), name);
             self.touch_network(name);
             self.enforcement.known_served.note_service();
             self.touch_services_of(name);
@@ -372,7 +375,17 @@ impl World {
     }
 
     pub fn has_vni(&self, vni: Vni) -> bool {
-        self.vpcs.values().any(|vpc| vpc.vni == vni)
+        self.by_vni.contains_key(&vni)
+    }
+
+    /// Yields the names of the VPCs with a number: one, but while it passes from one to another.
+    fn vpcs_with(&self, vni: Vni) -> impl Iterator<Item = &String> {
+        self.by_vni.get(&vni).into_iter().flatten()
+    }
+
+    /// Yields the names of a VPC's networks.
+    fn networks_of(&self, vpc: &str) -> impl Iterator<Item = &String> + use<'_> {
+        self.by_vpc.get(vpc).into_iter().flatten()
     }
 
     /// Returns the VNI that a network's rows carry.
@@ -399,30 +412,6 @@ impl World {
             row::Row::Vpc(vpc) => vpc.divider_here,
             row::Row::Network(network) => network.bouncer_here,
             _ => false,
-        })
-    }
-
-    /// Whether an endpoint of any VPC on this droplet has the address.
-    pub fn is_used_on(&self, droplet: &str, address: IpAddr) -> bool {
-        let names = self.by_address.get(&address).into_iter().flatten();
-        let mut endpoints = names.filter_map(|name| self.endpoints.get(name));
-        endpoints.any(|endpoint| endpoint.droplet == droplet)
-    }
-
-    /// Returns the droplets on which an endpoint of any VPC has the address.
-    pub fn droplets_using(&self, address: IpAddr) -> BTreeSet<&str> {
-        let names = self.by_address.get(&address).into_iter().flatten();
-        let endpoints = names.filter_map(|name| self.endpoints.get(name));
-        let droplets = endpoints.map(|endpoint| endpoint.droplet.as_str());
-        droplets.filter(|droplet| !droplet.is_empty()).collect()
-    }
-
-    /// Returns the endpoint that has an address, by VNI.
-    pub fn holder(&self, vni: Vni, address: IpAddr) -> Option<&EndpointName> {
-        let mut names = self.by_address.get(&address).into_iter().flatten();
-        names.find(|name| {
-            let endpoint = self.endpoints.get(*name);
-            endpoint.is_some_and(|endpoint| self.network_vni(&endpoint.network) == Some(vni))
         })
     }
 
@@ -477,23 +466,10 @@ impl World {
         members.is_some_and(|droplets| !droplets.is_empty()) || self.bouncers.is_parent(network)
     }
 
-    /// Returns how many endpoints of a network live on a droplet.
-    pub fn population(&self, network: &str) -> usize {
-        let droplets = self.members.get(network).into_iter().flat_map(BTreeMap::values);
-        droplets.map(SortedSet::len).sum()
-    }
-
-    /// Returns the endpoints that live on a droplet.
-    pub fn residents(&self, droplet: &str) -> Vec<EndpointName> {
-        let here = self.members.values().filter_map(|droplets| droplets.get(droplet));
-        here.flatten().cloned().collect()
-    }
-
     fn touch_vpc(&mut self, vpc: &str) {
         self.dirty.insert(Owner::Vpc(vpc.to_owned()));
-        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        self.dirty
-            .extend(networks.map(|(name, _)| Owner::Network(name.clone())));
+        let networks = self.by_vpc.get(vpc).into_iter().flatten();
+        self.dirty.extend(networks.cloned().map(Owner::Network));
     }
 
     fn touch_network(&mut self, network: &str) {
@@ -503,60 +479,6 @@ impl World {
             .extend(droplets.flatten().cloned().map(Owner::Endpoint));
     }
 
-    fn endpoints_where(&self, accepts: impl Fn(&Network) -> bool) -> Vec<Owner> {
-        let networks = self.networks.iter().filter(|(_, network)| accepts(network));
-        let members = networks.filter_map(|(name, _)| self.members.get(name));
-        members
-            .flat_map(BTreeMap::values)
-            .flatten()
-            .cloned()
-            .map(Owner::Endpoint)
-            .collect()
-    }
-
-    fn note_member(&mut self, name: &EndpointName, endpoint: &Endpoint) {
-        let Membership::Member(address) = &endpoint.membership else {
-            return;
-        };
-        for address in address.all() {
-            self.by_address.entry(address).or_default().insert(name);
-        }
-        if endpoint.previous.is_some() {
-            self.moving.insert(name.clone());
-        }
-        let droplets = self.members.entry(endpoint.network.clone()).or_default();
-        let here = droplets.entry(endpoint.droplet.clone()).or_default();
-        here.insert(name);
-        if here.len() == 1 {
-            self.touch_participation(&endpoint.network);
-        }
-    }
-
-    fn forget_member(&mut self, name: &EndpointName, endpoint: &Endpoint) {
-        let Membership::Member(address) = &endpoint.membership else {
-            return;
-        };
-        for address in address.all() {
-            if let Some(names) = self.by_address.get_mut(&address) {
-                names.remove(name);
-                if names.is_empty() {
-                    self.by_address.remove(&address);
-                }
-            }
-        }
-        self.moving.remove(name);
-        let Some(droplets) = self.members.get_mut(&endpoint.network) else {
-            return;
-        };
-        if let Some(here) = droplets.get_mut(&endpoint.droplet) {
-            here.remove(name);
-            if here.is_empty() {
-                droplets.remove(&endpoint.droplet);
-                self.touch_participation(&endpoint.network);
-            }
-        }
-    }
-
     /// Touches what depends on a network's droplets: its first endpoint came to a droplet, or its last one left it.
     fn touch_participation(&mut self, network: &str) {
         self.dirty.insert(Owner::Network(network.to_owned()));
@@ -564,6 +486,37 @@ impl World {
         self.touch_local_services(vpc.as_deref().unwrap_or_default());
         self.touch_policy_rows(vpc.as_deref().unwrap_or_default());
         self.dirty.extend(vpc.map(Owner::Vpc));
+    }
+}
+
+/// Notes under which key a name is from now on.
+fn change_place<K: Eq + Hash>(
+    names: &mut HashMap<K, BTreeSet<String>>,
+    (old, new): (Option<K>, Option<K>),
+    name: &str,
+) {
+    if old == new {
+        return;
+    }
+    if let Some(old) = old {
+        remove_name(names, &old, name);
+    }
+    if let Some(new) = new {
+        names.entry(new).or_default().insert(name.to_owned());
+    }
+}
+
+/// Removes a name, and its set with the last one.
+fn remove_name<K, Q>(names: &mut HashMap<K, BTreeSet<String>>, key: &Q, name: &str)
+where
+    K: Eq + Hash + Borrow<Q>,
+    Q: Eq + Hash + ?Sized,
+{
+    if let Some(set) = names.get_mut(key) {
+        set.remove(name);
+        if set.is_empty() {
+            names.remove(key);
+        }
     }
 }
 

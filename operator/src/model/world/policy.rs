@@ -227,10 +227,8 @@ impl World {
 
     /// Returns the droplets with endpoints of a VPC.
     pub fn endpoint_droplets_of(&self, vpc: &str) -> BTreeSet<&str> {
-        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        networks
-            .flat_map(|(name, _)| self.endpoint_droplets(name))
-            .collect()
+        let networks = self.networks_of(vpc);
+        networks.flat_map(|name| self.endpoint_droplets(name)).collect()
     }
 
     /// Lets changes of policy go in steps from now on: droplets get their programs. Returns the VPCs in which a step
@@ -331,8 +329,8 @@ impl World {
     /// Notes that a droplet knows other content under the id of a class or set. Returns whether [`Self::roll_out`]
     /// gives the content another id.
     pub fn refuse_policy_id(&mut self, key: &Key) -> bool {
-        let vpc = self.vpcs.iter().find(|(_, vpc)| key.vni() == Some(vpc.vni));
-        let rollout = vpc.and_then(|(name, _)| self.enforcement.rollouts.get_mut(name));
+        let vpc = key.vni().and_then(|vni| self.by_vni.get(&vni)?.first());
+        let rollout = vpc.and_then(|name| self.enforcement.rollouts.get_mut(name));
         let Some(rollout) = rollout else {
             return false;
         };

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
-use super::{EndpointName, Key, Membership, Owner, World};
+use super::{EndpointName, Key, Membership, Owner, World, remove_name};
 
 /// A kind of roles. Both kinds have the same life; they differ in their tables and their users.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,6 +113,8 @@ impl Placed {
 pub struct Roles {
     roles: BTreeMap<String, Placed>,
     by_parent: HashMap<String, BTreeSet<String>>,
+    /// Roles by the droplets where they are or should be.
+    by_droplet: HashMap<String, BTreeSet<String>>,
 }
 
 impl Roles {
@@ -130,11 +132,9 @@ impl Roles {
         let is_draining = old.is_some_and(|old| old.is_draining);
         let mut touched = Vec::new();
         if let Some(old) = self.roles.remove(name) {
-            if let Some(names) = self.by_parent.get_mut(&old.role.parent) {
-                names.remove(name);
-                if names.is_empty() {
-                    self.by_parent.remove(&old.role.parent);
-                }
+            remove_name(&mut self.by_parent, &old.role.parent, name);
+            for droplet in old.role.holders() {
+                remove_name(&mut self.by_droplet, droplet, name);
             }
             touched.push(old.role.parent);
         }
@@ -142,6 +142,10 @@ impl Roles {
             touched.push(role.parent.clone());
             let names = self.by_parent.entry(role.parent.clone()).or_default();
             names.insert(name.to_owned());
+            for droplet in role.holders() {
+                let names = self.by_droplet.entry(droplet.to_owned()).or_default();
+                names.insert(name.to_owned());
+            }
             let placed = Placed {
                 role,
                 stage,
@@ -268,11 +272,12 @@ impl Roles {
     }
 
     /// Yields the names of the roles with tables on a droplet.
-    pub(super) fn on<'a>(&'a self, droplet: &str) -> impl Iterator<Item = &'a String> {
-        self.roles
-            .iter()
-            .filter(move |(_, placed)| placed.holders().any(|holder| holder == droplet))
-            .map(|(name, _)| name)
+    pub(super) fn on<'a>(&'a self, droplet: &str) -> impl Iterator<Item = &'a String> + use<'a> {
+        let names = self.by_droplet.get(droplet).into_iter().flatten();
+        names.filter(|name| {
+            let placed = self.roles.get(*name);
+            placed.is_some_and(|placed| placed.stage != Stage::Purged)
+        })
     }
 
     /// Returns the parents of the roles with tables on a droplet.
@@ -293,6 +298,7 @@ impl Roles {
         Self {
             roles: self.roles.clone(),
             by_parent: self.by_parent.clone(),
+            by_droplet: self.by_droplet.clone(),
         }
     }
 }
@@ -399,8 +405,7 @@ impl World {
 
     /// Returns the owners of a divider's tables: its VPC and all networks of the VPC.
     fn divider_owners(&self, vpc: &str) -> Vec<Owner> {
-        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        let owners = networks.map(|(name, _)| Owner::Network(name.clone()));
+        let owners = self.networks_of(vpc).cloned().map(Owner::Network);
         owners.chain([Owner::Vpc(vpc.to_owned())]).collect()
     }
 

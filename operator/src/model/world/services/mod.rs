@@ -336,19 +336,14 @@ impl World {
     }
 
     pub(super) fn services_of_vpc(&self, vpc: &str) -> impl Iterator<Item = &EndpointName> {
-        let networks = self
-            .networks
-            .iter()
-            .filter(move |(_, network)| network.vpc == vpc);
-        networks.flat_map(|(name, _)| self.services_of_network(name))
+        self.networks_of(vpc)
+            .flat_map(|name| self.services_of_network(name))
     }
 
     /// Returns the droplets with tables of the bouncers of a VPC's networks.
     fn bouncers_of_vpc(&self, vpc: &str) -> BTreeSet<&str> {
-        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        networks
-            .flat_map(|(name, _)| self.bouncers.holders(name))
-            .collect()
+        let networks = self.networks_of(vpc);
+        networks.flat_map(|name| self.bouncers.holders(name)).collect()
     }
 
     /// Sets whether a droplet understands rows of fronts. While some droplet doesn't, there are no such rows: it could

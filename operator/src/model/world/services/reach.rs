@@ -36,8 +36,8 @@ impl World {
             return Some(made);
         }
         let bouncers = self.bouncers_of_vpc(&network.vpc);
-        let participants = if service.is_local() {
-            self.participants(&network.vpc)
+        let endpoint_droplets_of = if service.is_local() {
+            self.endpoint_droplets_of(&network.vpc)
         } else {
             BTreeSet::new()
         };
@@ -46,7 +46,7 @@ impl World {
                 continue;
             }
             let subscribers = self.subscriptions.get(&(vpc.vni, *address)).into_iter().flatten();
-            let droplets = bouncers.iter().chain(&participants).copied();
+            let droplets = bouncers.iter().chain(&endpoint_droplets_of).copied();
             let droplets: BTreeSet<&str> = droplets.chain(subscribers.map(String::as_str)).collect();
             let row = |ports: &[Port]| {
                 Row::Service(rows::Service {
@@ -180,14 +180,6 @@ impl World {
     /// Whether no younger service has the address.
     pub(in super::super) fn is_held_by(&self, name: &EndpointName, address: IpAddr) -> bool {
         self.services.is_own(name, address) || self.service_at(address) == Some(name)
-    }
-
-    /// Returns the droplets on which endpoints of a VPC live.
-    fn participants(&self, vpc: &str) -> BTreeSet<&str> {
-        let networks = self.networks.iter().filter(|(_, network)| network.vpc == vpc);
-        networks
-            .flat_map(|(name, _)| self.endpoint_droplets(name))
-            .collect()
     }
 
     /// Touches the local services of a VPC: its first endpoint came to a droplet, or its last one left it.
