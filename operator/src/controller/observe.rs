@@ -21,7 +21,7 @@ use crate::controller::droplet::{address_in_force, node_address6};
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint, sync_pod};
 use crate::controller::ranges::are_in_force;
 use crate::controller::role::kind::Role;
-use crate::controller::role::placement::{ZONE, crowded_by};
+use crate::controller::role::placement::{ZONE, crowded_by, site};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::service_range;
@@ -147,9 +147,13 @@ fn sync_namespaces(context: &Context, networks: &[String]) {
 
 pub fn on_node(context: &Context, change: &Change<Node>) {
     let (name, zone, seen) = match change {
-        Change::Applied(node) => (node.name_any(), node.labels().get(ZONE), Some(policy_node(node))),
+        Change::Applied(node) => {
+            context.placements.node(&node.name_any(), Some(site(node)));
+            (node.name_any(), node.labels().get(ZONE), Some(policy_node(node)))
+        }
         Change::Gone(node) => {
             let name = node.name_any();
+            context.placements.node(&name, None);
             forget_droplet(context, &name);
             (name, None, None)
         }
@@ -372,8 +376,11 @@ pub fn on_role<R: Role>(context: &Context, change: &Change<R>) {
     };
     let name = role.name_any();
     context.index.role(R::KIND, role.parent(), &name, now.is_some());
-    if role.droplet().is_some() || now.is_none() {
-        context.placements.forget(R::KIND, &name);
+    let droplet = role.droplet().filter(|_| now.is_some());
+    let named = (role.parent(), name.as_str());
+    context.placements.store(R::KIND, named, droplet);
+    if droplet.is_some() || now.is_none() {
+        context.placements.forget(R::KIND, named);
     }
     context.hub.update(|world| world.set_role(R::KIND, &name, now));
     let triggers = &context.hub.triggers;
@@ -399,11 +406,13 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
         Change::Applied(droplet) => {
             let name = droplet.name_any();
             let address = address_in_force(droplet, context);
+            context.placements.droplet(&name, true);
             (name, address)
         }
         Change::Gone(droplet) => {
             denial::forget(&**droplet, context);
             let name = droplet.name_any();
+            context.placements.droplet(&name, false);
             // Pods must not suffer from an accidental deletion. The droplet's transitd looks at its Droplet when it has
             // a new stream, and makes it again.
             let is_alive = context.node(&name).is_some() && context.hub.is_connected(&name);

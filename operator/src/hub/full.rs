@@ -79,10 +79,13 @@ impl Hub {
         )
     }
 
-    /// Whether the droplet has had no room for rows of one of these kinds lately.
-    pub fn is_full(&self, droplet: &str, kinds: &[Kind]) -> bool {
+    /// Whether a droplet has had no room for rows of one of these kinds lately; none: it has no stream on which it acks
+    /// in time, or is no droplet.
+    pub fn is_follower_full(&self, droplet: &str, kinds: &[Kind]) -> Option<bool> {
         let (state, now) = (self.lock(), self.now());
-        kinds.iter().any(|kind| state.full.is_full(droplet, *kind, now))
+        let follows = state.world.is_droplet(droplet) && state.acks.lost_for(droplet, now).is_none();
+        let is_full = |kind: &Kind| state.full.is_full(droplet, *kind, now);
+        follows.then(|| kinds.iter().any(is_full))
     }
 
     /// Returns how many rows droplets have no room for.

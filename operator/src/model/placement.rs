@@ -43,9 +43,34 @@ pub fn pick(candidates: &[Candidate]) -> Option<&Candidate> {
     candidates.iter().min_by_key(rank)
 }
 
+/// The least that can be hoped for of a candidate, whoever comes.
+#[derive(Clone, Copy, Debug)]
+pub struct Hope {
+    /// The fewest siblings in any zone.
+    pub zone_siblings: usize,
+    /// There are preferred droplets.
+    pub is_preferred: bool,
+}
+
+/// Picks the best of candidates that come in the order of their number of roles and their names: the first that fulfils
+/// all hopes, or else the best of all.
+pub fn pick_ordered(candidates: impl Iterator<Item = Candidate>, hope: Hope) -> Option<Candidate> {
+    let mut seen = Vec::new();
+    for candidate in candidates {
+        let is_best = candidate.is_good()
+            && candidate.is_preferred == hope.is_preferred
+            && candidate.zone_siblings == hope.zone_siblings;
+        if is_best {
+            return Some(candidate);
+        }
+        seen.push(candidate);
+    }
+    pick(&seen).cloned()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{Candidate, pick};
+    use super::{Candidate, Hope, pick, pick_ordered};
 
     fn candidate(name: &str) -> Candidate {
         Candidate {
@@ -113,5 +138,37 @@ mod tests {
             assert_eq!(picked(&[only]), Some("a"), "better there than nowhere");
         }
         assert_eq!(picked(&[full]), Some("b"), "better there than nowhere");
+    }
+
+    #[test]
+    fn candidates_in_order_are_picked_as_if_all_were_seen() {
+        // Each number stands for a candidate: its digits are its properties.
+        let candidate = |number: usize| Candidate {
+            name: format!("d{number}"),
+            roles: number / 32,
+            has_sibling: number.is_multiple_of(7),
+            zone_siblings: number / 2 % 3,
+            is_preferred: number.is_multiple_of(5),
+            is_cordoned: number.is_multiple_of(11),
+            is_full: number.is_multiple_of(13),
+        };
+        for first in 0..200 {
+            for number in [0, 1, 2, 40] {
+                let mut all: Vec<Candidate> = (first..first + number).map(candidate).collect();
+                all.sort_by_key(|candidate| (candidate.roles, candidate.name.clone()));
+                let hope = Hope {
+                    zone_siblings: all
+                        .iter()
+                        .map(|candidate| candidate.zone_siblings)
+                        .min()
+                        .unwrap_or(0),
+                    is_preferred: all.iter().any(|candidate| candidate.is_preferred),
+                };
+                let mut looked = 0;
+                let ordered = all.iter().cloned().inspect(|_| looked += 1);
+                assert_eq!(pick_ordered(ordered, hope).as_ref(), pick(&all), "{first}");
+                assert!(number < 40 || looked < 40, "{first}: all were looked at");
+            }
+        }
     }
 }

@@ -279,7 +279,9 @@ async fn place_on<R: Role>(
     let mut placed = role.clone();
     placed.place_on(droplet.clone());
     if let Err(error) = update(roles, role, &placed).await {
-        context.placements.forget(R::KIND, &role.name_any());
+        context
+            .placements
+            .forget(R::KIND, (role.parent(), &role.name_any()));
         return Err(error.into());
     }
     if why == Move::Full {

@@ -1,6 +1,6 @@
 //! Decides which droplet a role should be on, and whether it should move.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,15 +9,14 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_rows::Kind;
 
-use crate::controller::cache::placements::Placed;
+use crate::controller::cache::placements::Site;
 use crate::controller::context::Context;
 use crate::controller::role::decide::Move;
 use crate::controller::role::kind::{Role, roles_of};
 use crate::controller::runtime::clocks::Timed;
 use crate::hub::{Health, Missing};
 use crate::model::droplet::is_accepted;
-use crate::model::placement::{Candidate, pick};
-use crate::model::world::RoleKind;
+use crate::model::placement::{Candidate, Hope, pick_ordered};
 
 /// The label of Nodes that should carry roles; kubelets can't set it.
 pub const PREFERENCE: &str = "transit.node-restriction.kubernetes.io/thuban";
@@ -87,39 +86,25 @@ pub fn is_cordoned(node: &Node) -> bool {
     spec.is_some_and(|spec| spec.unschedulable == Some(true))
 }
 
-fn zone(context: &Context, droplet: &str) -> Option<String> {
-    let node = context.node(droplet)?;
-    node.labels().get(ZONE).cloned()
+/// Whether roles may be on the droplet: it is accepted and follows this operator. Returns whether it has room for them.
+fn follows(droplet: &str, context: &Context) -> Option<bool> {
+    let is_full = context.hub.is_follower_full(droplet, &NEEDED)?;
+    let object = context.stores.droplets.get(&ObjectRef::new(droplet))?;
+    is_accepted(&object).then_some(is_full)
 }
 
-/// Returns the droplets that are accepted and follow this operator.
-fn following(context: &Context) -> Vec<String> {
-    let mut droplets: Vec<String> = context
-        .hub
-        .read(|world| world.droplets().map(|(name, _)| name.clone()).collect());
-    droplets.retain(|droplet| {
-        // An open stream is not enough: the droplet may owe acks for too long.
-        context.hub.is_connected(droplet) && context.hub.health(droplet) == Health::Connected
-    });
-    droplets.retain(|droplet| {
-        let object = context.stores.droplets.get(&ObjectRef::new(droplet));
-        object.is_some_and(|object| is_accepted(&object))
-    });
-    droplets
-}
-
-/// Returns how many droplets there are for the roles of one parent: those where these roles serve, and those that may
-/// get a role now.
-pub fn count_places<R: Role>(roles: &[Arc<R>], context: &Context) -> usize {
-    let mut open = following(context);
-    open.retain(|droplet| {
-        let node = context.node(droplet);
-        node.is_some_and(|node| !is_cordoned(&node)) && !context.hub.is_full(droplet, &NEEDED)
-    });
-    let mut places: BTreeSet<&str> = open.iter().map(String::as_str).collect();
+/// Returns how many droplets there are for the roles of one parent, but at most `most`: those where these roles serve,
+/// and those that may get a role now.
+pub fn count_places<R: Role>(roles: &[Arc<R>], most: usize, context: &Context) -> usize {
     let taken = roles.iter().filter_map(|role| role.droplet());
-    places.extend(taken.filter(|droplet| lost(droplet, context).is_none()));
-    places.len()
+    let taken: BTreeSet<&str> = taken.filter(|droplet| lost(droplet, context).is_none()).collect();
+    let placed = context.placements.lock();
+    let others = placed.by_load().filter(|(_, droplet)| !taken.contains(droplet));
+    let open = others.filter(|(_, droplet)| {
+        let node = context.node(droplet);
+        node.is_some_and(|node| !is_cordoned(&node)) && follows(droplet, context) == Some(false)
+    });
+    (taken.len() + open.take(most.saturating_sub(taken.len())).count()).min(most)
 }
 
 /// Picks a droplet for a role that is better than the role's current one, and remembers it until the store shows it.
@@ -128,86 +113,43 @@ pub fn place<R: Role>(role: &R, why: Move, context: &Context) -> Option<String> 
     if why == Move::Full && context.clocks.is_recent(Timed::RoleMoved, uid, FULL_RETRY) {
         return None;
     }
-    let mut placements = context.placements.lock();
-    let mut crowd = Crowd {
-        kind: R::KIND,
-        name: &name,
-        parent: role.parent(),
-        roles: HashMap::new(),
-        siblings: Vec::new(),
+    let mut placed = context.placements.lock();
+    let siblings: Vec<&str> = placed.siblings(R::KIND, role.parent(), &name).collect();
+    let in_zone = |zone: Option<&str>| {
+        let zones = siblings.iter().map(|droplet| placed.zone(droplet));
+        zones.filter(|other| zone.is_some() && *other == zone).count()
     };
-    let (dividers, bouncers) = (context.stores.dividers.state(), context.stores.bouncers.state());
-    crowd.add_stored(&dividers, &placements);
-    crowd.add_stored(&bouncers, &placements);
-    for (kind, names) in placements.iter() {
-        for (name, (parent, droplet)) in names {
-            crowd.add(*kind, name, parent, droplet);
-        }
-    }
-    let Crowd { roles, siblings, .. } = crowd;
-    let zones: Vec<Option<String>> = siblings.iter().map(|droplet| zone(context, droplet)).collect();
-    let candidate = |droplet: &String| {
-        let node = context.node(droplet);
-        let own_zone = zone(context, droplet);
-        let in_zone = |other: &&Option<String>| own_zone.is_some() && **other == own_zone;
-        Candidate {
-            name: droplet.clone(),
-            roles: roles.get(droplet.as_str()).copied().unwrap_or_default(),
-            has_sibling: siblings.contains(&droplet.as_str()),
-            zone_siblings: zones.iter().filter(in_zone).count(),
-            is_preferred: node
-                .as_ref()
-                .is_some_and(|node| node.labels().contains_key(PREFERENCE)),
-            is_cordoned: node.is_none_or(|node| is_cordoned(&node)),
-            is_full: context.hub.is_full(droplet, &NEEDED),
-        }
+    let hope = Hope {
+        zone_siblings: placed.zones().map(in_zone).min().unwrap_or_default(),
+        is_preferred: placed.has_preferred(),
     };
-    let following = following(context);
-    let others = following
-        .iter()
-        .filter(|droplet| Some(droplet.as_str()) != role.droplet());
-    let candidates: Vec<Candidate> = others.map(candidate).collect();
-    let picked = pick(&candidates)
+    let own = placed.droplet_of(R::KIND, &name);
+    let candidate = |(roles, droplet): (usize, &str)| {
+        let is_full = follows(droplet, context)?;
+        Some(Candidate {
+            name: droplet.to_owned(),
+            // The role itself doesn't count.
+            roles: roles - usize::from(own == Some(droplet)),
+            has_sibling: siblings.contains(&droplet),
+            zone_siblings: in_zone(placed.zone(droplet)),
+            is_preferred: placed.is_preferred(droplet),
+            is_cordoned: context.node(droplet).is_none_or(|node| is_cordoned(&node)),
+            is_full,
+        })
+    };
+    let others = placed.by_load();
+    let others = others.filter(|(_, droplet)| Some(*droplet) != role.droplet());
+    let picked = pick_ordered(others.filter_map(candidate), hope)
         .filter(|picked| why.is_forced() || picked.is_good())?
-        .name
-        .clone();
-    let at = (role.parent().to_owned(), picked.clone());
-    placements.entry(R::KIND).or_default().insert(name, at);
+        .name;
+    placed.place(R::KIND, (role.parent(), &name), &picked);
     Some(picked)
 }
 
-/// The roles that droplets carry already, for one role that looks for a droplet.
-struct Crowd<'a> {
-    kind: RoleKind,
-    name: &'a str,
-    parent: &'a str,
-    /// Number of roles of any kind, by droplet.
-    roles: HashMap<&'a str, usize>,
-    /// Droplets of the roles of the same kind and parent.
-    siblings: Vec<&'a str>,
-}
-
-impl<'a> Crowd<'a> {
-    fn add(&mut self, kind: RoleKind, name: &str, parent: &str, droplet: &'a str) {
-        if kind == self.kind && name == self.name {
-            return;
-        }
-        *self.roles.entry(droplet).or_default() += 1;
-        if kind == self.kind && parent == self.parent {
-            self.siblings.push(droplet);
-        }
-    }
-
-    /// Adds stored roles. Roles that were placed a moment ago count where they were placed.
-    fn add_stored<R: Role>(&mut self, stored: &'a [Arc<R>], placements: &Placed) {
-        let newer = placements.get(&R::KIND);
-        for role in stored {
-            let name = role.name_any();
-            if let Some(droplet) = role.droplet()
-                && newer.is_none_or(|newer| !newer.contains_key(&name))
-            {
-                self.add(R::KIND, &name, role.parent(), droplet);
-            }
-        }
+/// Returns what decides of a Node where roles are.
+pub fn site(node: &Node) -> Site {
+    Site {
+        zone: node.labels().get(ZONE).cloned(),
+        is_preferred: node.labels().contains_key(PREFERENCE),
     }
 }

@@ -55,7 +55,7 @@ pub fn wanted(
 pub fn limited<R: Role>(wanted: u32, known: Option<u32>, parent: &str, context: &Context) -> u32 {
     let mut roles = roles_of::<R>(parent, context);
     roles.retain(|role| role.meta().deletion_timestamp.is_none());
-    let places = count_places(&roles, context) as u32;
+    let places = count_places(&roles, wanted as usize, context) as u32;
     let there = roles.len() as u32;
     limit(wanted, places, there, known.unwrap_or(there))
 }
@@ -146,7 +146,7 @@ where
             }
             let created = create(&api, &role).await;
             if created.is_err() {
-                context.placements.forget(R::KIND, &name);
+                context.placements.forget(R::KIND, (role.parent(), &name));
             }
             match created {
                 Ok(_) => tell(self.parent, &role, "Created", context),

@@ -30,7 +30,10 @@ async fn a_row_without_room_is_named_and_sent_again_until_acked() {
     assert!(hub.ack("c", id, 2));
     assert_eq!(told(), [("c".to_owned(), Kind::Local, 1)]);
     assert_eq!(missing_of(&hub, &rows).reason(), "TableFull");
-    assert!(hub.is_full("c", &[Kind::Bouncer, Kind::Local]) && !hub.is_full("c", &[Kind::Bouncer]));
+    let is_full = |droplet, kinds: &[Kind]| hub.is_follower_full(droplet, kinds);
+    assert_eq!(is_full("c", &[Kind::Bouncer, Kind::Local]), Some(true));
+    assert_eq!(is_full("c", &[Kind::Bouncer]), Some(false));
+    assert_eq!(is_full("a", &[Kind::Bouncer]), None, "it has no stream");
     assert!(hub.send_again() && received(&mut stream).is_empty(), "too early");
     tokio::time::advance(Duration::from_secs(10)).await;
     assert!(hub.send_again());
