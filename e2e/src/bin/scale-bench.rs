@@ -40,6 +40,10 @@ struct Arguments {
     /// The figures mean nothing
     #[arg(long)]
     quick: bool,
+    /// Measure a large cluster: 5,000 droplets, 1,000 VPCs, 5,000 networks, 100,000 endpoints in bulk, then 60 s of churn
+    /// at 25 per second. It takes more than an hour
+    #[arg(long, conflicts_with = "quick")]
+    large: bool,
     /// Folder that the results are written to
     #[arg(long, default_value = "target/bench")]
     output: PathBuf,
@@ -76,6 +80,18 @@ async fn main() -> ExitCode {
             endpoints: 2000,
             seconds: 15,
             rounds: 3,
+            ..plan
+        };
+    }
+    if given.large {
+        plan = Plan {
+            droplets: 5000,
+            vpcs: 1000,
+            networks: 5000,
+            endpoints: 100_000,
+            churn: 25,
+            ladder: Vec::new(),
+            rounds: 1,
             ..plan
         };
     }

@@ -25,7 +25,7 @@ use transitd::{
 use super::{
     hollow::{Book, Hollow},
     plane::{self, Plane},
-    progress::until,
+    progress::{patience, until},
 };
 
 /// Parallel requests while a droplet is made.
@@ -54,6 +54,14 @@ pub fn node_name(number: usize) -> String {
 fn address(number: usize) -> Ipv4Addr {
     // 100.64.0.0/16, none of whose last octets is 0 or 255.
     Ipv4Addr::new(100, 64, (number / 250) as u8, (number % 250 + 1) as u8)
+}
+
+/// Returns the number of the droplet with an address.
+pub fn number_of(address: Ipv4Addr) -> Option<usize> {
+    let [100, 64, high, low] = address.octets() else {
+        return None;
+    };
+    Some(usize::from(high) * 250 + usize::from(low.checked_sub(1)?))
 }
 
 impl Fleet {
@@ -89,7 +97,7 @@ impl Fleet {
             }
         }
         drop(made);
-        until("droplets with a snapshot", total, Duration::from_mins(3), || {
+        until("droplets with a snapshot", total, patience(total), || {
             let synced = self.droplets.iter().filter(|droplet| droplet.synced().is_some());
             Ok(synced.count())
         })
@@ -175,5 +183,19 @@ fn spec(number: usize) -> DropletSpec {
         agent_hook: "tc".into(),
         limit_queue: String::new(),
         program_version: env!("CARGO_PKG_VERSION").into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{address, number_of};
+
+    #[test]
+    fn a_droplet_is_known_by_its_address() {
+        for number in [0, 1, 249, 250, 4_999, 9_999] {
+            assert_eq!(number_of(address(number)), Some(number));
+        }
+        assert_eq!(number_of([100, 64, 0, 0].into()), None);
+        assert_eq!(number_of([10, 64, 0, 1].into()), None);
     }
 }

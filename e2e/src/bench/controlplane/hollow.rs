@@ -27,6 +27,7 @@ use transitd::{
 };
 
 use super::{
+    fleet::number_of,
     tally::{Count, Tally},
     track::{Step, Track, pod_number},
 };
@@ -45,12 +46,29 @@ pub struct Synced {
     pub at: Instant,
 }
 
+/// Known droplets, a bit for each. They are so many, and all alike, that the program's table rows would be most of this
+/// process's memory.
+#[derive(Debug, Default)]
+struct KnownDroplets(Vec<u64>);
+
+impl KnownDroplets {
+    fn set(&mut self, number: usize, is_known: bool) {
+        let (word, bit) = (number / 64, 1 << (number % 64));
+        if self.0.len() <= word {
+            self.0.resize(word + 1, 0);
+        }
+        if is_known {
+            self.0[word] |= bit;
+        } else {
+            self.0[word] &= !bit;
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     program: program::Program,
-    /// Known droplets. They are so many, and all alike, that the program's table rows would be most of this process's
-    /// memory.
-    droplets: HashSet<RowKey>,
+    droplets: KnownDroplets,
     attachments: BTreeMap<usize, Attachment>,
     outbox: Option<Outbox>,
     synced: Option<Synced>,
@@ -135,16 +153,23 @@ impl State {
     }
 
     fn delete(&mut self, key: &RowKey) {
-        if !self.droplets.remove(key) {
-            self.program.delete(key);
+        match key {
+            RowKey::Droplet(underlay) => {
+                if let Some(number) = number_of(underlay.0) {
+                    self.droplets.set(number, false);
+                }
+            }
+            _ => drop(self.program.delete(key)),
         }
     }
 
     /// Holds the row; an error refuses it.
     fn upsert(&mut self, row: Row) -> Result<(), String> {
         match &row {
-            Row::Droplet(_) => {
-                self.droplets.insert(row.key());
+            Row::Droplet(known) => {
+                let address = known.address.0;
+                let number = number_of(address).ok_or_else(|| format!("{address} is no droplet"))?;
+                self.droplets.set(number, true);
                 return Ok(());
             }
             Row::Local(endpoint) => {
@@ -275,11 +300,14 @@ impl Peer for Hollow {
             }
         }
         let mut wanted = HashSet::new();
+        if is_snapshot {
+            state.droplets = KnownDroplets::default();
+        }
         for row in program.upserts {
             let key = proto_key(&row);
             match self.upsert(state, row, is_snapshot) {
                 Ok(key) => {
-                    if is_snapshot {
+                    if is_snapshot && !matches!(key, RowKey::Droplet(_)) {
                         wanted.insert(key);
                     }
                 }
@@ -287,7 +315,6 @@ impl Peer for Hollow {
             }
         }
         if is_snapshot {
-            state.droplets.retain(|key| wanted.contains(key));
             let stale: Vec<RowKey> = state
                 .program
                 .keys()

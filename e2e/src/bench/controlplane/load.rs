@@ -18,7 +18,7 @@ use super::{
     Bench, FEW_ENDPOINTS,
     hollow::{Book, Hollow},
     metrics::{self, Metrics},
-    progress::until,
+    progress::{patience, until},
     tally::Count,
     tenants::{Tenants, at_once},
     track::{Place, Step, pod_name},
@@ -31,7 +31,6 @@ const PARALLEL: usize = 32;
 const WINDOW: u64 = 200;
 /// Endpoints of the drain: enough for a mean.
 const DRAINED: usize = 2000;
-const READY_TIMEOUT: Duration = Duration::from_mins(8);
 /// How long the rows of existing objects may take.
 const SETTLED: Duration = Duration::from_mins(1);
 /// The resources that the operator writes for an endpoint.
@@ -111,7 +110,7 @@ impl Bench {
     /// Returns the counters once the operator has written all earlier events. It writes events beside the workflows, so
     /// that events of networks and roles would count as the endpoints'.
     async fn untold(&self) -> Result<Metrics> {
-        let end = Instant::now() + READY_TIMEOUT;
+        let end = Instant::now() + patience(self.plan.endpoints);
         let mut before = metrics::read(&self.plane.admin).await?;
         loop {
             tokio::time::sleep(Duration::from_secs(2)).await;
@@ -187,7 +186,7 @@ impl Bench {
             .map(make)
             .buffer_unordered(PARALLEL)
             .try_for_each(|()| std::future::ready(Ok(())));
-        let wait = until("endpoints Provisioned", endpoints, READY_TIMEOUT, || {
+        let wait = until("endpoints Provisioned", endpoints, patience(endpoints), || {
             Ok((track.count(Step::Provisioned) - provisioned) as usize)
         });
         let wait = async { wait.await.err() };

@@ -32,7 +32,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use anyhow::{Context, Result, bail, ensure};
@@ -46,7 +46,7 @@ use hollow::Book;
 pub use plane::Parts;
 use plane::Plane;
 use process::Operator;
-use progress::until;
+use progress::{patience, until};
 use report::Report;
 use sampler::Sampler;
 use tally::Tally;
@@ -234,7 +234,7 @@ impl Bench {
         let each = self.tenants.networks_per_vpc;
         let admin = self.plane.admin.clone();
         let vpcs = from.div_ceil(each)..to.div_ceil(each);
-        let patience = Duration::from_mins(3);
+        let patience = patience(to);
         self.tenants.make_vpcs(&admin, vpcs.clone()).await?;
         // There is one more of each: the default one.
         let (seen, total) = (Arc::clone(&self.watches.vpcs), vpcs.end + 1);

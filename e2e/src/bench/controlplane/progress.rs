@@ -9,6 +9,12 @@ use crate::bench::float;
 const LOOK: Duration = Duration::from_millis(20);
 const SAY: Duration = Duration::from_secs(5);
 
+/// Returns how long so many objects may take: some minutes, and longer the more they are.
+pub fn patience(objects: usize) -> Duration {
+    let each = Duration::from_millis(60);
+    Duration::from_mins(3) + each * u32::try_from(objects).unwrap_or(u32::MAX)
+}
+
 /// Waits until the count reaches the total. Prints every few seconds how far it is and how fast it grows.
 pub async fn until(
     what: &str,

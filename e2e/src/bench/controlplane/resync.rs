@@ -8,10 +8,13 @@ use k8s_openapi::api::coordination::v1::Lease;
 use kube::{Api, api::GetParams};
 use thuban_api::{OPERATOR_LEASE, SYSTEM_NAMESPACE};
 
-use super::{Bench, process::Operator, progress::until, tally::Count};
+use super::{
+    Bench,
+    process::Operator,
+    progress::{patience, until},
+    tally::Count,
+};
 use crate::bench::float;
-
-const READY_TIMEOUT: Duration = Duration::from_mins(3);
 
 impl Bench {
     pub(super) async fn resync(&mut self) -> Result<()> {
@@ -51,7 +54,7 @@ impl Bench {
         until(
             "droplets with a new snapshot",
             droplets.len(),
-            READY_TIMEOUT,
+            patience(droplets.len()),
             || Ok(again().count()),
         )
         .await?;
