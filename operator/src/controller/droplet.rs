@@ -11,7 +11,7 @@ use thuban_api::condition::set;
 use thuban_api::{Condition, Droplet, DropletStatus, Phase};
 use thuban_rows::is_unicast6;
 
-use crate::controller::context::Context;
+use crate::controller::context::{Context, found};
 use crate::controller::endpoint::host;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
@@ -267,7 +267,8 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
         );
         return Err(("WrongAddress", message));
     };
-    let others = context.stores.droplets.state();
+    let others = context.index.droplets_at(&droplet.spec.ip);
+    let others = found(&context.stores.droplets, &others);
     if let Some(other) = others
         .iter()
         .find(|other| other.name_any() != name && other.spec.ip == droplet.spec.ip)
@@ -285,12 +286,9 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
         }
     }
     for vpc in context.stores.vpcs.state() {
-        let in_force = vpc
-            .status
-            .as_ref()
-            .map(|status| status.cidrs.clone())
-            .unwrap_or_default();
-        let ranges = parse(&in_force).unwrap_or_default();
+        let status = vpc.status.as_ref();
+        let in_force = status.map_or(&[][..], |status| status.cidrs.as_slice());
+        let ranges = parse(in_force).unwrap_or_default();
         let within = |address: &IpAddr| {
             let range = ranges.iter().find(|range| range.contains_address(*address));
             range.map(|range| (*address, *range))

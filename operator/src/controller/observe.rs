@@ -257,9 +257,8 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
         service_range::wake(context);
     }
     // A VNI claim that the VPC does not count, or no longer counts, is deleted.
-    let claims = context.stores.vni_claims.state();
-    for claim in claims.iter().filter(|claim| claim.spec.vpc == name) {
-        triggers.vni_claims.wake(ObjectRef::from_obj(&**claim));
+    for claim in context.index.vni_claims_of(&name) {
+        triggers.vni_claims.wake(ObjectRef::new(&claim));
     }
     // Numbers in the status, and advice, are of no concern to networks.
     let is_news = match change {
@@ -377,6 +376,8 @@ pub fn on_role<R: Role>(context: &Context, change: &Change<R>) {
     let name = role.name_any();
     context.index.role(R::KIND, role.parent(), &name, now.is_some());
     let droplet = role.droplet().filter(|_| now.is_some());
+    let is_unplaced = droplet.is_none() && now.is_some();
+    context.index.unplaced(R::KIND, &name, is_unplaced);
     let named = (role.parent(), name.as_str());
     context.placements.store(R::KIND, named, droplet);
     if droplet.is_some() || now.is_none() {
@@ -407,12 +408,20 @@ pub fn on_droplet(context: &Context, change: &Change<Droplet>) {
             let name = droplet.name_any();
             let address = address_in_force(droplet, context);
             context.placements.droplet(&name, true);
+            let now = droplet.spec.ip.clone();
+            let was = context.last_seen.droplet_addresses.replace(&name, now.clone());
+            if let Some(was) = was.filter(|was| *was != now) {
+                context.index.droplet(&was, &name, false);
+            }
+            context.index.droplet(&now, &name, true);
             (name, address)
         }
         Change::Gone(droplet) => {
             denial::forget(&**droplet, context);
             let name = droplet.name_any();
             context.placements.droplet(&name, false);
+            context.last_seen.droplet_addresses.forget(&name);
+            context.index.droplet(&droplet.spec.ip, &name, false);
             // Pods must not suffer from an accidental deletion. The droplet's transitd looks at its Droplet when it has
             // a new stream, and makes it again.
             let is_alive = context.node(&name).is_some() && context.hub.is_connected(&name);
@@ -534,7 +543,14 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
 }
 
 pub fn on_vni_claim(context: &Context, change: &Change<VniClaim>) {
-    if let Change::Applied(claim) = change {
+    let (claim, is_there) = match change {
+        Change::Applied(claim) => (claim, true),
+        Change::Gone(claim) => (&**claim, false),
+    };
+    context
+        .index
+        .vni_claim(&claim.spec.vpc, &claim.name_any(), is_there);
+    if is_there {
         context.hub.triggers.vni_claims.wake(ObjectRef::from_obj(claim));
     }
 }

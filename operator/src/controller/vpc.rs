@@ -1,5 +1,6 @@
 //! Vpc: checked, given a VNI, and served by dividers. It is deleted after its networks.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -221,7 +222,7 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     let others = context.stores.vpcs.state();
     let in_use = others.iter().filter(|other| other.uid() != vpc.uid());
     // A VPC whose claim was removed has its VNI all the same.
-    let mut taken: Vec<u32> = known
+    let mut taken: HashSet<u32> = known
         .iter()
         .filter_map(|claim| claim.name_any().parse().ok())
         .chain(in_use.filter_map(|other| other.status.as_ref()?.vni))
@@ -237,7 +238,7 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
         };
         match create(&claims, &VniClaim::new(&vni.to_string(), spec)).await {
             Ok(_) => return Ok(vni),
-            Err(error) if error.is_conflict() && !taken.contains(&vni) => taken.push(vni),
+            Err(error) if error.is_conflict() && !taken.contains(&vni) => drop(taken.insert(vni)),
             Err(error) => return Err(error),
         }
     }

@@ -2,10 +2,9 @@
 
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
-use thuban_api::{Bouncer, Divider, Endpoint, system_namespace};
+use thuban_api::{Endpoint, system_namespace};
 
 use crate::controller::context::Context;
-use crate::controller::role::kind::Role;
 use crate::model::endpoint::name_of;
 use crate::model::service::Service;
 use crate::model::world::{EndpointName, RoleKind};
@@ -19,14 +18,9 @@ pub fn wake_roles(name: &str, context: &Context) {
 
 /// Wakes the roles that wait for a droplet.
 pub fn wake_unplaced(context: &Context) {
-    wake_unplaced_of::<Divider>(context);
-    wake_unplaced_of::<Bouncer>(context);
-}
-
-fn wake_unplaced_of<R: Role>(context: &Context) {
-    for role in R::all(context).state() {
-        if role.droplet().is_none() {
-            context.hub.triggers.role(R::KIND, &role.name_any());
+    for kind in [RoleKind::Divider, RoleKind::Bouncer] {
+        for name in context.index.all_unplaced(kind) {
+            context.hub.triggers.role(kind, &name);
         }
     }
 }

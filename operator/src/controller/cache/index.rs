@@ -19,6 +19,12 @@ struct Sets {
     owned: HashMap<String, SortedSet<String>>,
     /// Names of roles by kind and parent.
     roles: HashMap<(RoleKind, String), BTreeSet<String>>,
+    /// Names of roles without a droplet.
+    unplaced: HashMap<RoleKind, BTreeSet<String>>,
+    /// Names of VNI claims by VPC.
+    vni_claims: HashMap<String, BTreeSet<String>>,
+    /// Names of droplets by the address that they say they have.
+    droplets: HashMap<String, BTreeSet<String>>,
     /// Names of networks by VPC.
     networks: HashMap<String, BTreeSet<String>>,
     /// The lowest address that may be free, with its range, by network and family: every address below has a claim.
@@ -90,6 +96,40 @@ impl Index {
     pub fn roles_of(&self, kind: RoleKind, parent: &str) -> Vec<String> {
         let key = (kind, parent.to_owned());
         self.sets(|sets| sets.roles.get(&key).into_iter().flatten().cloned().collect())
+    }
+
+    pub fn unplaced(&self, kind: RoleKind, name: &str, is_unplaced: bool) {
+        self.sets(|sets| set_member(&mut sets.unplaced, kind, name.to_owned(), is_unplaced));
+    }
+
+    /// Returns the names of all roles of a kind that have no droplet.
+    pub fn all_unplaced(&self, kind: RoleKind) -> Vec<String> {
+        self.sets(|sets| sets.unplaced.get(&kind).into_iter().flatten().cloned().collect())
+    }
+
+    pub fn vni_claim(&self, vpc: &str, name: &str, is_there: bool) {
+        self.sets(|sets| set_member(&mut sets.vni_claims, vpc.to_owned(), name.to_owned(), is_there));
+    }
+
+    /// Returns the names of the VNI claims of a VPC.
+    pub fn vni_claims_of(&self, vpc: &str) -> Vec<String> {
+        self.sets(|sets| sets.vni_claims.get(vpc).into_iter().flatten().cloned().collect())
+    }
+
+    pub fn droplet(&self, address: &str, name: &str, is_there: bool) {
+        self.sets(|sets| set_member(&mut sets.droplets, address.to_owned(), name.to_owned(), is_there));
+    }
+
+    /// Returns the names of the droplets that say that they have an address.
+    pub fn droplets_at(&self, address: &str) -> Vec<String> {
+        self.sets(|sets| {
+            sets.droplets
+                .get(address)
+                .into_iter()
+                .flatten()
+                .cloned()
+                .collect()
+        })
     }
 
     pub fn network(&self, vpc: &str, name: &str, is_there: bool) {

@@ -83,6 +83,8 @@ impl DefaultNetwork {
 
 #[derive(Debug, Default)]
 pub struct LastSeen {
+    /// The addresses that droplets say they have.
+    pub droplet_addresses: Sights<String>,
     /// Labels of namespaces.
     pub labels: Sights<BTreeMap<String, String>>,
     /// The namespaces that VPCs let in.
