@@ -25,6 +25,7 @@ mod endpoint;
 mod kinds;
 mod network;
 mod network_policy;
+mod node;
 mod observe;
 mod parent;
 mod path_trace;

@@ -1,9 +1,8 @@
 //! Handles changes of objects: updates rows of the world, and wakes other objects.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::collections::BTreeMap;
 
-use k8s_openapi::api::core::v1::{Namespace, Node};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use thuban_api::identifiers::Vni;
@@ -19,16 +18,17 @@ use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::droplet::{address_in_force, node_address6};
 use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint, sync_pod};
+use crate::controller::node::forget_droplet;
 use crate::controller::ranges::are_in_force;
 use crate::controller::role::kind::Role;
-use crate::controller::role::placement::{ZONE, crowded_by, site};
+use crate::controller::role::placement::crowded_by;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::service_range;
 use crate::controller::shared_services::shared_services;
 use crate::controller::vpc::has_egress;
 use crate::controller::wake::{
-    wake_endpoints, wake_hosts, wake_members, wake_roles, wake_services_of, wake_unplaced, wake_where,
+    wake_endpoints, wake_hosts, wake_members, wake_services_of, wake_unplaced, wake_where,
 };
 use crate::model::admission::network_of;
 use crate::model::allocation::{self, Family, Owner};
@@ -36,7 +36,6 @@ use crate::model::annotations::Holder;
 use crate::model::bandwidth::Limits;
 use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
-use crate::model::policy;
 use crate::model::ranges::{id, in_force};
 use crate::model::world::{self, EndpointName, RoleKind};
 
@@ -138,66 +137,13 @@ pub fn sync_all_namespaces(context: &Context) {
 
 /// Does the same for all namespaces of networks that may let others in from now on.
 fn sync_namespaces(context: &Context, networks: &[String]) {
+    if context.hub.is_filling() {
+        return;
+    }
     for space in context.stores.namespaces.state() {
         if networks.contains(&network_of(&BTreeMap::new(), space.annotations())) {
             sync_namespace(context, &space);
         }
-    }
-}
-
-pub fn on_node(context: &Context, change: &Change<Node>) {
-    let (name, zone, seen) = match change {
-        Change::Applied(node) => {
-            context.placements.node(&node.name_any(), Some(site(node)));
-            (node.name_any(), node.labels().get(ZONE), Some(policy_node(node)))
-        }
-        Change::Gone(node) => {
-            let name = node.name_any();
-            context.placements.node(&name, None);
-            forget_droplet(context, &name);
-            (name, None, None)
-        }
-    };
-    let addresses = context.node_addresses().into_iter().map(|(_, address)| address);
-    let addresses: BTreeSet<IpAddr> = addresses.collect();
-    context.hub.set_node_addresses(addresses.clone());
-    context.hub.update(|world| {
-        world.set_policy_node(&name, seen);
-        world.set_nodes(addresses);
-        world.set_zone(&name, zone.map(String::as_str));
-    });
-    service_range::sync(context);
-    context.hub.triggers.droplet(&name);
-    // The node may have been cordoned or uncordoned.
-    wake_roles(&name, context);
-}
-
-/// Returns a node as policies see it.
-fn policy_node(node: &Node) -> policy::Node {
-    let addresses = node
-        .status
-        .as_ref()
-        .and_then(|status| status.addresses.as_deref());
-    let addresses = addresses.unwrap_or_default().iter();
-    policy::Node {
-        labels: node.labels().clone(),
-        addresses: addresses
-            .filter_map(|address| address.address.parse().ok())
-            .collect(),
-        // The world knows the node's endpoints.
-        members: BTreeMap::new(),
-    }
-}
-
-fn forget_droplet(context: &Context, name: &str) {
-    context.hub.forget(name);
-    wake_roles(name, context);
-    let residents = context.hub.update(|world| {
-        world.set_droplet(name, None);
-        world.residents(name)
-    });
-    for name in &residents {
-        context.hub.triggers.endpoint(name);
     }
 }
 

@@ -20,12 +20,13 @@ use crate::controller::endpoint::{self, pod};
 use crate::controller::kinds::Kinds;
 use crate::controller::runtime::events::Events;
 use crate::controller::runtime::resync::resync;
+use crate::controller::runtime::turns::Turns;
 use crate::controller::runtime::watch::Change;
 use crate::controller::service::observe::{on_service, on_slice};
 use crate::controller::service::service_range;
 use crate::controller::{
-    attach, claim, cluster_network_policy, crowding, droplet, dropped, network, network_policy, observe,
-    path_trace, policy_state, role, service, vip_members, vni_claim, vpc,
+    attach, claim, cluster_network_policy, crowding, droplet, dropped, network, network_policy, node,
+    observe, path_trace, policy_state, role, service, vip_members, vni_claim, vpc,
 };
 use crate::hub::{Hub, Report, Triggers};
 use crate::metrics;
@@ -44,7 +45,7 @@ fn register(kinds: &mut Kinds, optional: &mut Kinds, triggers: &mut Triggers) ->
     Stores {
         pods: kinds.register(&mut triggers.pods, strip::pod, observe::on_pod, pod::reconcile),
         namespaces: kinds.watch(strip::namespace, observe::on_namespace),
-        nodes: kinds.watch(strip::node, observe::on_node),
+        nodes: kinds.watch(strip::node, node::on_node),
         vpcs: kinds.register(&mut triggers.vpcs, strip::any, observe::on_vpc, vpc::reconcile),
         networks: kinds.register(
             &mut triggers.networks,
@@ -148,7 +149,11 @@ pub async fn start(client: Client, options: Options, tasks: &mut JoinSet<()>) ->
         let _ = filled.await;
     }
     info!("caches are filled");
-    judge_again(&context);
+    judge_again(&context).await;
+    hub.end_filling();
+    // These go through all objects of a kind, so that changes while the world was filled left them alone.
+    node::sync_node_addresses(&context);
+    observe::sync_all_namespaces(&context);
     metrics::leads(&context);
     kinds.start_controllers(&context, tasks);
     optional.start_controllers(&context, tasks);
@@ -180,6 +185,7 @@ fn start_hub(hub: &Arc<Hub>, tasks: &mut JoinSet<()>) {
 /// Makes a hub that knows the installation's settings, and holds programs back.
 fn make_hub(options: &Options, triggers: Triggers) -> Hub {
     let hub = Hub::new(options.epoch, triggers);
+    hub.begin_filling();
     hub.hold_back(options.vacancy);
     hub.distrust_node_ports(options.node_port_lease);
     let ranges = options.service_ranges.iter().map(ToString::to_string).collect();
@@ -197,20 +203,26 @@ fn make_hub(options: &Options, triggers: Triggers) -> Hub {
 /// Judges objects again that depend on objects of other kinds. They were judged in the order in which the lists
 /// arrived: a droplet without its Node, a network that leaves without its endpoints. Claims would be freed and rows
 /// lost by that.
-fn judge_again(context: &Context) {
+async fn judge_again(context: &Context) {
+    let mut turns = Turns::default();
+    node::sync_node_addresses(context);
     for droplet in context.stores.droplets.state() {
         observe::on_droplet(context, &Change::Applied((*droplet).clone()));
+        turns.pass().await;
     }
     for network in context.stores.networks.state() {
         observe::on_network(context, &Change::Applied((*network).clone()));
+        turns.pass().await;
     }
     observe::sync_all_namespaces(context);
     for endpoint in context.stores.endpoints.state() {
         sync_endpoint(&endpoint, context);
+        turns.pass().await;
     }
     // The backends of Services are endpoints.
     for endpoint in context.stores.endpoints.state() {
         sync_service(&endpoint, context);
+        turns.pass().await;
     }
     role::unpublish_leaving::<Divider>(context);
     role::unpublish_leaving::<Bouncer>(context);

@@ -79,6 +79,8 @@ struct State {
     world: World,
     acks: Acks,
     senders: HashMap<String, UnboundedSender<Outgoing>>,
+    /// The objects are being listed: no rows are made yet.
+    is_filling: bool,
     /// Streams by droplet, while programs are held back.
     held: Option<BTreeMap<String, Opened>>,
     /// The programs that were held back are being sent: new streams get theirs at once.
@@ -184,6 +186,7 @@ impl Hub {
             world: World::default(),
             acks: Acks::new(0),
             senders: HashMap::new(),
+            is_filling: false,
             held: None,
             is_serving: false,
             dialling: Duration::ZERO,
@@ -279,6 +282,9 @@ impl Hub {
     }
 
     fn send(&self, state: &mut State) {
+        if state.is_filling {
+            return;
+        }
         let acks = &state.acks;
         let deltas = state.world.flush_to(|droplet| acks.is_connected(droplet));
         for (droplet, delta) in deltas {

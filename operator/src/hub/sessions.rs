@@ -97,6 +97,24 @@ impl Hub {
         state.senders.insert(droplet.to_owned(), messages);
     }
 
+    /// Makes no rows until [`Self::end_filling`]. The objects that exist are listed in any order, and many change the
+    /// rows of others: each droplet's own endpoint those of all droplets.
+    pub fn begin_filling(&self) {
+        self.lock().is_filling = true;
+    }
+
+    /// Whether objects are still being listed: what depends on all of them is looked at once, at the end.
+    pub fn is_filling(&self) -> bool {
+        self.lock().is_filling
+    }
+
+    /// Makes the rows of all objects.
+    pub fn end_filling(&self) {
+        let state = &mut *self.lock();
+        state.is_filling = false;
+        self.send(state);
+    }
+
     /// Holds programs back from now on, because a snapshot removes from a droplet every row that it lacks. `vacancy`:
     /// how long nobody has led.
     pub fn hold_back(&self, vacancy: Duration) {

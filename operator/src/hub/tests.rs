@@ -9,6 +9,7 @@ mod paths;
 mod policy;
 mod reports;
 mod rests;
+mod serving;
 mod subscriptions;
 
 use std::collections::{BTreeMap, BTreeSet};

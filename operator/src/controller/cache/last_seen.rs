@@ -1,6 +1,7 @@
 //! The last seen values of fields that decide about other objects: only a change of such a field wakes those objects.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
@@ -83,6 +84,7 @@ impl DefaultNetwork {
 
 #[derive(Debug, Default)]
 pub struct LastSeen {
+    pub node_addresses: Sights<Vec<IpAddr>>,
     /// The addresses that droplets say they have.
     pub droplet_addresses: Sights<String>,
     /// Labels of namespaces.

@@ -7,5 +7,6 @@ pub mod lanes;
 pub mod objects;
 pub mod pace;
 pub mod resync;
+pub mod turns;
 pub mod waits;
 pub mod watch;

@@ -14,6 +14,7 @@ use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use crate::controller::runtime::objects::Object;
+use crate::controller::runtime::turns::Turns;
 
 /// A change of one object, which its store already shows.
 pub enum Change<K: Object> {
@@ -79,7 +80,8 @@ pub async fn watch<K>(
 {
     let mut filled = Some(filled);
     let reader = writer.as_reader();
-    let mut listed: Vec<K> = Vec::new();
+    let mut listed: Vec<ObjectRef<K>> = Vec::new();
+    let mut uids: HashSet<String> = HashSet::new();
     let mut failed = 0;
     let mut is_missing = false;
     let mut events = watcher(api, watcher::Config::default())
@@ -111,23 +113,34 @@ pub async fn watch<K>(
                 }
                 let before = reader.state();
                 writer.apply_watcher_event(&event);
-                let uids: HashSet<_> = listed.iter().filter_map(ResourceExt::uid).collect();
-                for gone in before {
-                    if gone.uid().is_none_or(|uid| !uids.contains(&uid)) {
-                        handle(Change::Gone(gone));
-                    }
+                // The lists are taken with their capacity, because they are as large as the cluster.
+                let uids = std::mem::take(&mut uids);
+                let is_gone = |old: &Arc<K>| old.uid().is_none_or(|uid| !uids.contains(&uid));
+                let mut turns = Turns::default();
+                for gone in before.into_iter().filter(is_gone) {
+                    handle(Change::Gone(gone));
+                    turns.pass().await;
                 }
-                // The list is taken with its capacity, because it is as large as the cluster.
                 for object in std::mem::take(&mut listed) {
-                    handle(Change::Applied(object));
+                    if let Some(object) = reader.get(&object) {
+                        handle(Change::Applied((*object).clone()));
+                    }
+                    turns.pass().await;
                 }
                 if let Some(filled) = filled.take() {
                     let _ = filled.send(());
                 }
                 continue;
             }
-            watcher::Event::Init => listed.clear(),
-            watcher::Event::InitApply(object) => listed.push(object.clone()),
+            watcher::Event::Init => {
+                listed.clear();
+                uids.clear();
+            }
+            // The store gets the objects: a copy of all of them would be the most of the memory.
+            watcher::Event::InitApply(object) => {
+                listed.push(ObjectRef::from_obj(object));
+                uids.extend(object.uid());
+            }
             watcher::Event::Apply(_) | watcher::Event::Delete(_) => {}
         }
         // An object that was made again under its name while the watch was away is another object: the old one is gone.
