@@ -10,7 +10,7 @@ use std::sync::Arc;
 use thuban_common::counters::Counter;
 use thuban_common::flow_events::NO_VERDICT;
 
-use crate::names::{Kind, Name, Who};
+use crate::names::{Holder, Kind, Name, Who};
 
 /// The first counter of dropped packets, see [`Counter::is_drop`]: a newer droplet's counters are judged alike.
 const FIRST_DROP: u8 = 32;
@@ -42,10 +42,25 @@ pub struct End {
     pub port: u16,
     /// Whether the address is in none of the VPC's ranges, and no Service.
     pub is_outside: bool,
+    /// Whether somebody may have the address whose name is not known.
+    pub is_doubtful: bool,
     pub who: Option<Arc<Who>>,
 }
 
 impl End {
+    /// Makes the end of a flow of packets. `is_believed`: whether the packets are known to be of the address' holder.
+    pub fn new(address: IpAddr, port: u16, holder: Holder, is_believed: bool) -> Self {
+        let is_outside = holder == Holder::Outside;
+        let is_doubtful = holder == Holder::Departed || !is_believed && !is_outside;
+        Self {
+            address,
+            port,
+            is_outside,
+            is_doubtful,
+            who: holder.who().filter(|_| is_believed),
+        }
+    }
+
     /// Returns the object that has the address, if its name is of this kind.
     pub fn named(&self, kind: Kind) -> Option<&Arc<Who>> {
         self.who.as_ref().filter(|who| who.kind == kind)
@@ -96,7 +111,7 @@ const _: () = assert!(size_of::<Flow>() <= 208);
 
 impl Flow {
     pub fn is_dropped(&self) -> bool {
-        self.verdict >= FIRST_DROP && self.verdict != NO_VERDICT
+        is_drop(self.verdict)
     }
 
     pub fn counter(&self) -> Option<Counter> {
@@ -117,6 +132,21 @@ impl Flow {
         );
         !is_delivery || self.from.named(Kind::Pod).is_none()
     }
+}
+
+/// Whether a verdict drops packets.
+pub fn is_drop(verdict: u8) -> bool {
+    verdict >= FIRST_DROP && verdict != NO_VERDICT
+}
+
+/// Whether the source of packets with this verdict was checked. Otherwise anybody may have written the source.
+pub fn is_source_checked(verdict: u8) -> bool {
+    !matches!(
+        Counter::of(verdict.into()),
+        Some(
+            Counter::SpoofedMac | Counter::SpoofedSource | Counter::SourceMismatch | Counter::UnknownDroplet
+        )
+    )
 }
 
 /// Returns the word for the number of a verdict.
@@ -156,15 +186,10 @@ pub(crate) mod tests {
         let vpc = names.vpc(7).cloned();
         let end = |address: &str, port| {
             let address = address.parse().unwrap();
-            let (who, is_outside) = vpc
+            let holder = vpc
                 .as_ref()
-                .map_or((None, false), |vpc| names.resolve(vpc, address));
-            End {
-                address,
-                port,
-                is_outside,
-                who,
-            }
+                .map_or(Holder::Nobody, |vpc| names.resolve(vpc, address));
+            End::new(address, port, holder, true)
         };
         Flow {
             arrived: 1_000,

@@ -99,7 +99,7 @@ pub fn graph(recent: &Recent, scope: &Scope, names: &Names, mode: impl Fn(&str) 
     let is_part = |flow: &Flow| flow.is_counted() && scope.sees(flow);
     for flow in recent.flows.iter().filter(|flow| is_part(flow)) {
         let ends = [scope.shown(&flow.from), scope.shown(&flow.to)];
-        if let [Some(from), Some(to)] = ends.map(|end| nodes.of_end(end, flow)) {
+        if let [Some(from), Some(to)] = ends.map(|end| nodes.of_end(end, scope.vpc(flow))) {
             sums.entry((from, to)).or_default().add(flow);
         }
     }
@@ -279,7 +279,7 @@ impl Nodes {
     }
 
     /// Returns the node of a flow's end; none if there is no room for it.
-    fn of_end(&mut self, end: Option<&End>, flow: &Flow) -> Option<String> {
+    fn of_end(&mut self, end: Option<&End>, vpc: Option<&Name>) -> Option<String> {
         let Some(end) = end else {
             return self.add(Node {
                 id: "withheld".to_owned(),
@@ -293,7 +293,7 @@ impl Nodes {
         let (kind, vpc) = if end.is_outside {
             ("outside", None)
         } else {
-            ("unknown", flow.vpc.as_deref())
+            ("unknown", vpc)
         };
         let of_vpc = vpc.map(|vpc| format!("{vpc}/")).unwrap_or_default();
         let id = format!("{kind}:{of_vpc}{}", end.address);

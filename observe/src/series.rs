@@ -31,7 +31,11 @@ impl Place {
         let who = known(&flow.from).or_else(|| known(&flow.to));
         Self {
             namespace: who.as_ref().and_then(|who| who.namespace.clone()),
-            vpc: flow.vpc.clone(),
+            // That of the network: another VPC may share a Service of the VPC `default`.
+            vpc: who
+                .as_ref()
+                .map(|who| who.vpc.clone())
+                .or_else(|| flow.vpc.clone()),
             network: who.map(|who| who.network.clone()),
         }
     }
@@ -268,7 +272,7 @@ mod tests {
         let (series, names) = (Series::default(), names());
         for number in 0..MAX_PASSED + 10 {
             let vpc = Some(format!("vpc-{number}").into());
-            let passed = flow(&names, "10.0.1.3", "10.0.1.4", Counter::SentDirect);
+            let passed = flow(&names, "10.0.1.99", "10.0.2.99", Counter::SentDirect);
             series.add([&Flow { vpc, ..passed }]);
         }
         assert_eq!(series.0.lock().unwrap().passed.len(), MAX_PASSED);

@@ -16,7 +16,7 @@ use tokio::sync::mpsc::error::TrySendError;
 use crate::flow::{Flow, Lost};
 use crate::metrics;
 use crate::names::Name;
-use crate::view::Query;
+use crate::view::{Query, Scope};
 
 /// How many flows are kept.
 pub const CAPACITY: usize = 100_000;
@@ -87,10 +87,12 @@ impl Store {
         }
     }
 
-    /// Tells readers that nobody will hear of some flows of a droplet.
-    pub fn tell_lost(&self, droplet: &Name, lost: Lost) {
+    /// Tells readers that nobody will hear of some flows of a droplet. `concerns`: whose readers are told.
+    pub fn tell_lost(&self, droplet: &Name, lost: Lost, concerns: impl Fn(&Scope) -> bool) {
         for reader in self.lock().readers.values() {
-            reader.tell(Told::Lost(Some(droplet.clone()), lost));
+            if concerns(&reader.query.scope) {
+                reader.tell(Told::Lost(Some(droplet.clone()), lost));
+            }
         }
     }
 
@@ -190,7 +192,7 @@ mod tests {
 
     use super::*;
     use crate::flow::tests::{flow, names};
-    use crate::view::{Filter, Scope};
+    use crate::view::Filter;
 
     fn query(namespace: &str) -> Query {
         Query {
@@ -289,7 +291,7 @@ mod tests {
             budget: 14,
             ..Lost::default()
         };
-        store.tell_lost(&"node-b".into(), lost);
+        store.tell_lost(&"node-b".into(), lost, |_| true);
         assert_eq!(slow.next().await, Some(Told::Lost(Some("node-b".into()), lost)));
     }
 }

@@ -57,7 +57,7 @@ pub fn top(recent: &Recent, scope: &Scope, by: By) -> Top {
         let Some(name) = name(flow, scope, by) else {
             continue;
         };
-        let [packets, bytes, dropped] = sums.entry((name, flow.vpc.as_deref())).or_default();
+        let [packets, bytes, dropped] = sums.entry((name, scope.vpc(flow).map(|vpc| &**vpc))).or_default();
         if flow.is_dropped() {
             *dropped = dropped.saturating_add(flow.packets);
         } else {
@@ -96,7 +96,7 @@ fn name<'a>(flow: &'a Flow, scope: &Scope, by: By) -> Option<Cow<'a, str>> {
     match by {
         By::Pod => Some(Cow::Owned(who.full_name())),
         By::Network => Some(Cow::Borrowed(&*who.network)),
-        By::Vpc => flow.vpc.as_deref().map(Cow::Borrowed),
+        By::Vpc => scope.vpc(flow).map(|vpc| Cow::Borrowed(&**vpc)),
         By::Reason => flow.is_dropped().then(|| flow.reason()),
     }
 }

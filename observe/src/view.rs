@@ -1,8 +1,8 @@
 //! What a reader may see. Pure.
 //!
 //! Invariant: a reader of a namespace gets flows that have an end in it, and nothing about an end in another namespace:
-//! neither name, address, port, network nor place. Filters look only at what the reader sees, so no filter tells what
-//! is withheld.
+//! neither name, address, port, network nor place. Nor does it get the VPC of such an end, if its own end is in another
+//! one. Filters look only at what the reader sees, so no filter tells what is withheld.
 
 mod line;
 
@@ -11,7 +11,7 @@ use std::net::IpAddr;
 pub use line::{lost_line, write_line};
 
 use crate::flow::{End, Flow};
-use crate::names::{Kind, Who};
+use crate::names::{Kind, Name, Who};
 
 /// Whose flows a reader has asked for, and may read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -36,11 +36,23 @@ impl Scope {
 
     /// Returns what the reader may see of an end. Nodes, and addresses that nobody has, are in no namespace.
     pub fn shown<'a>(&self, end: &'a End) -> Option<&'a End> {
-        let is_shown = end
-            .who
-            .as_ref()
-            .is_none_or(|who| who.namespace.is_none() || self.owns(who));
+        let is_shown = match &end.who {
+            Some(who) => who.namespace.is_none() || self.owns(who),
+            None => *self == Self::All || !end.is_doubtful,
+        };
         is_shown.then_some(end)
+    }
+
+    /// Returns the VPC of a flow, if an end there is the reader's. Other VPCs may share a Service of the VPC `default`:
+    /// the Service's namespace does not see which.
+    pub fn vpc<'a>(&self, flow: &'a Flow) -> Option<&'a Name> {
+        let vpc = flow.vpc.as_ref()?;
+        let is_there = |end: &End| {
+            end.who
+                .as_ref()
+                .is_some_and(|who| self.owns(who) && who.vpc == *vpc)
+        };
+        (*self == Self::All || is_there(&flow.from) || is_there(&flow.to)).then_some(vpc)
     }
 
     fn owns_end(&self, end: &End) -> bool {
@@ -110,7 +122,7 @@ impl Query {
     /// Whether a flow belongs to the answer.
     pub fn accepts(&self, flow: &Flow) -> bool {
         let filter = &self.filter;
-        if filter.vpc.is_some() && filter.vpc.as_deref() != flow.vpc.as_deref()
+        if filter.vpc.is_some() && filter.vpc.as_deref() != self.scope.vpc(flow).map(|vpc| &**vpc)
             || filter
                 .is_dropped
                 .is_some_and(|is_dropped| is_dropped != flow.is_dropped())

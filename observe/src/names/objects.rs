@@ -130,7 +130,8 @@ impl Named for Endpoint {
     }
 }
 
-/// Reads an Endpoint; none if it has no VPC yet.
+/// Reads an Endpoint; none if it has no VPC yet, or no address. An Endpoint that its network does not admit has no
+/// address, and anybody may make such Endpoints: they must not show the network to their makers.
 fn member(endpoint: &Endpoint) -> Option<Member> {
     let (spec, status) = (&endpoint.spec, endpoint.status.as_ref());
     let vpc = status
@@ -145,6 +146,9 @@ fn member(endpoint: &Endpoint) -> Option<Member> {
         .iter()
         .filter_map(|address| address.parse().ok())
         .collect();
+    if addresses.is_empty() {
+        return None;
+    }
     let pod = status.and_then(|status| status.pod_ref.as_ref());
     let pod = pod.or(spec.pod_ref.as_ref()).map(|pod| pod.name.clone());
     let (kind, name) = match spec.kind {
@@ -166,8 +170,16 @@ fn member(endpoint: &Endpoint) -> Option<Member> {
         vpc: vpc.to_owned(),
         network: spec.network.clone(),
         droplet: droplet.map(str::to_owned),
+        since: created(endpoint),
         addresses,
     })
+}
+
+/// Returns when an object was made, in milliseconds since 1970.
+fn created(endpoint: &Endpoint) -> u64 {
+    let created = endpoint.creation_timestamp();
+    let millis = created.map_or(0, |time| time.0.as_millisecond());
+    u64::try_from(millis).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -224,5 +236,7 @@ mod tests {
         .unwrap();
         assert_eq!(read.name, None, "no pod has it");
         assert!(member(&endpoint(&users, &json!({}))).is_none(), "no VPC yet");
+        let refused = member(&endpoint(&json!({"network": "blue-db"}), &json!({"vpc": "blue"})));
+        assert!(refused.is_none(), "the network of others does not admit it");
     }
 }

@@ -11,6 +11,7 @@ pub fn pod(namespace: &str, name: &str, vpc: &str, network: &str, address: &str)
         vpc: vpc.to_owned(),
         network: network.to_owned(),
         droplet: Some("node-a".to_owned()),
+        since: 0,
         addresses: vec![address.parse().unwrap()],
     }
 }
@@ -33,12 +34,12 @@ pub fn vpc(vni: u32, ranges: &[&str]) -> Vpc {
 
 fn holder(names: &Names, vni: u32, address: &str) -> Option<String> {
     let vpc = names.vpc(vni)?;
-    let (who, _) = names.resolve(vpc, address.parse().unwrap());
+    let who = names.resolve(vpc, address.parse().unwrap()).who();
     who.map(|who| who.full_name())
 }
 
 fn is_outside(names: &Names, vni: u32, address: &str) -> bool {
-    names.resolve(names.vpc(vni).unwrap(), address.parse().unwrap()).1
+    names.resolve(names.vpc(vni).unwrap(), address.parse().unwrap()) == Holder::Outside
 }
 
 #[test]
@@ -129,4 +130,35 @@ fn names_that_come_and_go_take_bounded_memory() {
     }
     assert!(names.pool.known.len() <= SWEEP_FROM, "{}", names.pool.known.len());
     assert_eq!(names.endpoints.len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_address_of_another_namespace_has_no_name_for_a_while() {
+    let mut names = Names::default();
+    names.set_vpc("red", vpc(7, &["10.0.0.0/16"]));
+    names.set_endpoint("blue/old", &pod("blue", "old", "red", "red-web", "10.0.1.3"));
+    names.remove_endpoint("blue/old");
+    let at = |names: &Names| names.resolve(&"red".into(), "10.0.1.3".parse().unwrap());
+    assert_eq!(at(&names), Holder::Departed);
+    names.set_endpoint("red/new", &pod("red", "new", "red", "red-web", "10.0.1.3"));
+    assert_eq!(at(&names), Holder::Departed, "flows of blue may be told late");
+    tokio::time::advance(std::time::Duration::from_secs(90)).await;
+    assert_eq!(holder(&names, 7, "10.0.1.3").as_deref(), Some("red/new"));
+    names.remove_endpoint("red/new");
+    tokio::time::advance(std::time::Duration::from_secs(90)).await;
+    assert_eq!(at(&names), Holder::Nobody);
+}
+
+#[test]
+fn droplets_are_where_endpoints_and_roles_are() {
+    let mut names = Names::default();
+    names.set_endpoint("red/web", &pod("red", "web", "red", "red-web", "10.0.1.3"));
+    names.set_divider("red-d0", "red", Some("node-b"));
+    let is_in = |names: &Names, droplet: &str, vpc: &str| names.is_in_vpc(&droplet.into(), &vpc.into());
+    assert!(is_in(&names, "node-a", "red") && is_in(&names, "node-b", "red"));
+    assert!(!is_in(&names, "node-a", "blue") && !is_in(&names, "node-c", "red"));
+    assert!(names.has_namespace(&"node-a".into(), "red"));
+    assert!(!names.has_namespace(&"node-b".into(), "red"));
+    names.remove_endpoint("red/web");
+    assert!(!is_in(&names, "node-a", "red") && !names.has_namespace(&"node-a".into(), "red"));
 }

@@ -33,8 +33,9 @@ const PROTOCOLS: [(u8, &str); 5] = [
 struct Line<'a> {
     time_unix_ms: u64,
     event: &'static str,
+    /// None, like the VNI, if the reader has no end there.
     vpc: Option<&'a str>,
-    vni: u32,
+    vni: Option<u32>,
     from: EndLine<'a>,
     to: EndLine<'a>,
     protocol: Cow<'static, str>,
@@ -104,11 +105,12 @@ pub fn write_line(text: &mut Vec<u8>, flow: &Flow, scope: &Scope) {
         let (asked, of) = (scope.namespace(), denier.namespace());
         asked.is_none() || of.is_none() || of == asked
     });
+    let vpc = scope.vpc(flow);
     let line = Line {
         time_unix_ms: flow.time,
         event: flow.event.name(),
-        vpc: flow.vpc.as_deref(),
-        vni: flow.vni,
+        vpc: vpc.map(|vpc| &**vpc),
+        vni: (vpc.is_some() || *scope == Scope::All).then_some(flow.vni),
         from: EndLine::new(from),
         to: EndLine::new(to),
         protocol: protocol(flow.protocol),

@@ -181,6 +181,54 @@ fn filters_tell_nothing_of_what_is_withheld() {
     assert!(accepts(&of("blue"), pod, &told));
 }
 
+#[test]
+fn a_service_shows_no_vpc_that_shares_it() {
+    let mut names = Names::default();
+    names.set_vpc("default", vpc(1, &["10.244.0.0/16"]));
+    names.set_vpc("azure", vpc(7, &["10.0.0.0/16"]));
+    names.set_endpoint("blue/web", &pod("blue", "web", "azure", "azure-web", "10.0.1.3"));
+    let dns = crate::names::Member {
+        kind: Kind::Service,
+        droplet: None,
+        ..pod("kube-system", "kube-dns", "default", "default", "10.96.0.10")
+    };
+    names.set_endpoint("kube-system/kube-dns", &dns);
+    let asked = flow(&names, "10.0.1.3", "10.96.0.10", Counter::SentDirect);
+    let owner = of("kube-system");
+    let seen = line(&asked, &owner);
+    assert_eq!(seen["to"]["service"], "kube-system/kube-dns");
+    assert_eq!((&seen["vpc"], &seen["vni"]), (&Value::Null, &Value::Null));
+    assert_eq!(line(&asked, &of("blue"))["vpc"], "azure");
+    let of_vpc = Filter {
+        vpc: Some("azure".to_owned()),
+        ..Filter::default()
+    };
+    assert!(!accepts(&owner, of_vpc.clone(), &asked), "no filter tells it");
+    assert!(accepts(&of("blue"), of_vpc, &asked));
+    let recent = Recent {
+        flows: vec![Arc::new(asked)],
+        seconds: 60,
+    };
+    let tops = By::ALL.map(|by| top(&recent, &owner, by));
+    let graph = graph(&recent, &owner, &names, |_| None);
+    let text = json!({"tops": tops, "graph": graph}).to_string();
+    assert!(text.contains("kube-dns") && !text.contains("azure"), "{text}");
+}
+
+#[test]
+fn an_end_that_may_be_anothers_is_withheld() {
+    let mut told = flow(&names(), "10.0.2.99", "10.0.1.3", Counter::Delivered);
+    told.from.is_doubtful = true;
+    assert_eq!(line(&told, &of("red"))["from"], json!({"withheld": true}));
+    assert_eq!(line(&told, &Scope::All)["from"]["address"], "10.0.2.99");
+    let peer = Filter {
+        peer: Some(Peer::Address("10.0.2.99".parse().unwrap())),
+        ..Filter::default()
+    };
+    assert!(!accepts(&of("red"), peer.clone(), &told));
+    assert!(accepts(&Scope::All, peer, &told));
+}
+
 /// Endpoints of two namespaces in one VPC. What is of `blue` has `blue` or `azure` in its name,
 /// and addresses from 10.0.99.0/24.
 fn many_names() -> Names {
