@@ -17,23 +17,24 @@ use axum::extract::{Path, RawQuery, Request, State};
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::http::{HeaderMap, HeaderValue};
 use axum::middleware::{Next, from_fn};
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Json, Router};
+use futures::{StreamExt, stream};
 use thuban_telemetry::access::Access;
 use tokio::sync::Semaphore;
 
 use crate::graph::Graph;
+use crate::places::{Place, Places};
 use crate::relay::{Relay, now};
 use crate::server::Peer;
 use crate::store::CAPACITY;
-use crate::top::Top;
-use crate::view::{Scope, write_line};
+use crate::view::Scope;
 use crate::{metrics, page};
 use parameters::{FlowsQuestion, read_scope, read_top};
 use problem::Problem;
 use reader::Reader;
-use streams::{Flows, Graphs};
+use streams::{Flows, Graphs, Past};
 
 /// How many answers are made at once. One takes up to 50 ms of a core with a full ring.
 const MADE_AT_ONCE: usize = 2;
@@ -46,11 +47,19 @@ pub struct Shared {
     relay: Arc<Relay>,
     access: Arc<Access>,
     makes: Semaphore,
+    /// Answers that are made, or not taken yet.
+    answers: Arc<Places>,
 }
 
 impl Shared {
     async fn admit(&self, peer: Peer, headers: &HeaderMap, scope: &Scope) -> Result<Reader, Problem> {
         Reader::admit(&self.access, peer, headers, scope).await
+    }
+
+    /// Lets in a reader, and returns the place of its answer.
+    async fn admit_once(&self, peer: Peer, headers: &HeaderMap, scope: &Scope) -> Result<Place, Problem> {
+        self.admit(peer, headers, scope).await?;
+        self.answers.take(scope).ok_or(Problem::TooManyAnswers)
     }
 
     /// Makes an answer beside the threads that serve connections.
@@ -71,6 +80,7 @@ pub fn router(relay: Arc<Relay>, access: Arc<Access>) -> Router {
         relay,
         access,
         makes: Semaphore::new(MADE_AT_ONCE),
+        answers: Places::new(|_| {}),
     };
     Router::new()
         .route("/v1/flows", get(flows))
@@ -104,6 +114,17 @@ fn respond(content_type: &'static str, body: impl Into<Body>) -> Response {
     response
 }
 
+/// Returns an answer that keeps its place until the reader has taken the answer, or has gone.
+fn hold(place: Place, response: Response) -> Response {
+    response.map(|body| {
+        let state = (body.into_data_stream(), place);
+        Body::from_stream(stream::unfold(state, |(mut parts, place)| async move {
+            let part = parts.next().await?;
+            Some((part, (parts, place)))
+        }))
+    })
+}
+
 async fn flows(
     State(shared): State<Arc<Shared>>,
     Extension(peer): Extension<Peer>,
@@ -117,27 +138,36 @@ async fn flows(
         let back = Duration::from_secs(since).as_millis();
         now().saturating_sub(u64::try_from(back).unwrap_or(u64::MAX))
     });
+    let (query, last) = (asked.query, asked.last.min(CAPACITY));
     if asked.follow {
-        let place = shared.relay.places.take(&scope).ok_or(Problem::TooManyReaders)?;
-        let (past, following) = shared.relay.store.follow(asked.query, from, asked.last);
+        let place = shared
+            .relay
+            .followers
+            .take(&scope)
+            .ok_or(Problem::TooManyReaders)?;
+        let (past, following) = shared
+            .make(move |relay| relay.store.follow(query, from, last))
+            .await?;
         let flows = Flows {
-            scope,
             reader,
-            past,
+            past: Past {
+                scope,
+                flows: past.into(),
+            },
             following,
             _place: place,
         };
         return Ok(respond(LINES, flows.body()));
     }
-    let last = asked.last.min(CAPACITY);
-    let lines = shared.make(move |relay| {
-        let mut text = Vec::new();
-        for flow in relay.store.last(&asked.query, from, last) {
-            write_line(&mut text, &flow, &asked.query.scope);
-        }
-        text
-    });
-    Ok(respond(LINES, lines.await?))
+    let place = shared.answers.take(&scope).ok_or(Problem::TooManyAnswers)?;
+    let flows = shared
+        .make(move |relay| relay.store.last(&query, from, last))
+        .await?;
+    let past = Past {
+        scope,
+        flows: flows.into(),
+    };
+    Ok(respond(LINES, past.body(place)))
 }
 
 async fn graph(
@@ -145,14 +175,15 @@ async fn graph(
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
-) -> Result<Json<Graph>, Problem> {
+) -> Result<Response, Problem> {
     let scope = read_scope(&query.unwrap_or_default())?;
-    shared.admit(peer, &headers, &scope).await?;
+    let place = shared.admit_once(peer, &headers, &scope).await?;
     let graph = shared.make(move |relay| relay.graph(&scope)).await?;
-    Ok(Json(Graph {
+    let graph = Graph {
         generated_unix_ms: now(),
         ..graph
-    }))
+    };
+    Ok(hold(place, Json(graph).into_response()))
 }
 
 async fn graph_events(
@@ -163,7 +194,11 @@ async fn graph_events(
 ) -> Result<Response, Problem> {
     let scope = read_scope(&query.unwrap_or_default())?;
     let reader = shared.admit(peer, &headers, &scope).await?;
-    let place = shared.relay.places.take(&scope).ok_or(Problem::TooManyReaders)?;
+    let place = shared
+        .relay
+        .followers
+        .take(&scope)
+        .ok_or(Problem::TooManyReaders)?;
     let graphs = Graphs {
         shared,
         scope,
@@ -178,11 +213,11 @@ async fn top(
     Extension(peer): Extension<Peer>,
     headers: HeaderMap,
     RawQuery(query): RawQuery,
-) -> Result<Json<Top>, Problem> {
+) -> Result<Response, Problem> {
     let (scope, by) = read_top(&query.unwrap_or_default())?;
-    shared.admit(peer, &headers, &scope).await?;
+    let place = shared.admit_once(peer, &headers, &scope).await?;
     let top = shared.make(move |relay| relay.top(&scope, by)).await?;
-    Ok(Json(top))
+    Ok(hold(place, Json(top).into_response()))
 }
 
 async fn series(
@@ -192,9 +227,9 @@ async fn series(
     RawQuery(query): RawQuery,
 ) -> Result<Response, Problem> {
     let scope = read_scope(&query.unwrap_or_default())?;
-    shared.admit(peer, &headers, &scope).await?;
+    let place = shared.admit_once(peer, &headers, &scope).await?;
     let series = shared.make(move |relay| relay.series(&scope)).await?;
-    Ok(respond(SERIES, series))
+    Ok(hold(place, respond(SERIES, series)))
 }
 
 async fn index() -> Result<Response, Problem> {

@@ -1,23 +1,33 @@
-//! Places of readers that follow: how many there may be at once, of all and of one namespace.
+//! Places of readers: how many may follow or wait for an answer at once, of all and of one namespace.
 //!
 //! Invariant: readers of one namespace leave room for those of others.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::metrics;
 use crate::view::Scope;
 
-/// The most readers that follow, and the most of one namespace. Each holds at most 1,024 flows back.
+/// The most places, and the most of one namespace. A reader that follows holds at most 1,024 flows back there, and one
+/// that takes an answer at most 10,000.
 const MAX_READERS: usize = 64;
 const MAX_OF_SCOPE: usize = 16;
 
-#[derive(Default)]
-pub struct Places(Mutex<HashMap<Scope, usize>>);
+pub struct Places {
+    taken: Mutex<HashMap<Scope, usize>>,
+    /// Hears how many places are taken.
+    note: fn(usize),
+}
 
 impl Places {
+    pub fn new(note: fn(usize)) -> Arc<Self> {
+        Arc::new(Self {
+            taken: Mutex::default(),
+            note,
+        })
+    }
+
     fn lock(&self) -> MutexGuard<'_, HashMap<Scope, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns a place, until it is dropped; none if there are too many readers.
@@ -29,7 +39,7 @@ impl Places {
             return None;
         }
         taken.insert(scope.clone(), of_scope + 1);
-        metrics::readers(all + 1);
+        (self.note)(all + 1);
         Some(Place {
             places: self.clone(),
             scope: scope.clone(),
@@ -52,7 +62,7 @@ impl Drop for Place {
                 taken.remove(&self.scope);
             }
         }
-        metrics::readers(taken.values().sum());
+        (self.places.note)(taken.values().sum());
     }
 }
 
@@ -62,7 +72,7 @@ mod tests {
 
     #[test]
     fn readers_of_a_namespace_leave_room_for_others() {
-        let places = Arc::new(Places::default());
+        let places = Places::new(|_| {});
         let of = |namespace: &str| Scope::Namespace(namespace.to_owned());
         let mut held: Vec<Place> = (0..100).filter_map(|_| places.take(&of("red"))).collect();
         assert_eq!(held.len(), MAX_OF_SCOPE);

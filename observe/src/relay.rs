@@ -21,13 +21,25 @@ use crate::view::Scope;
 const MAX_CLOCK_SKEW: u64 = 2_000;
 
 /// All that the process knows.
-#[derive(Default)]
 pub struct Relay {
     pub names: SharedNames,
     pub store: Arc<Store>,
     pub droplets: Droplets,
-    pub places: Arc<Places>,
+    /// Readers that follow.
+    pub followers: Arc<Places>,
     series: Series,
+}
+
+impl Default for Relay {
+    fn default() -> Self {
+        Self {
+            names: SharedNames::default(),
+            store: Arc::default(),
+            droplets: Droplets::default(),
+            followers: Places::new(metrics::readers),
+            series: Series::default(),
+        }
+    }
 }
 
 /// Returns the time, in milliseconds since 1970.

@@ -20,6 +20,8 @@ pub enum Problem {
     Refused(Refused),
     #[error("too many readers follow: end one, or try again later")]
     TooManyReaders,
+    #[error("too many answers are on their way: take them first, or try again later")]
+    TooManyAnswers,
     #[error(
         "there is no such path: there are /v1/flows, /v1/graph, /v1/graph/events, /v1/top and /v1/series"
     )]
@@ -60,7 +62,7 @@ impl Problem {
         match self {
             Self::Parameter(_) => StatusCode::BAD_REQUEST,
             Self::Refused(refused) => refused.0.status(),
-            Self::TooManyReaders => StatusCode::TOO_MANY_REQUESTS,
+            Self::TooManyReaders | Self::TooManyAnswers => StatusCode::TOO_MANY_REQUESTS,
             Self::NotFound => StatusCode::NOT_FOUND,
             Self::Failed => StatusCode::INTERNAL_SERVER_ERROR,
         }

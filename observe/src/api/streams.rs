@@ -1,7 +1,9 @@
-//! Answers that go on: flows as they come, and graphs as they change.
+//! Answers in parts: flows, as they were and as they come, and graphs as they change.
 //!
-//! Invariant: a reader who loses the right is cut off within two minutes, and one whose token expires, too.
+//! Invariant: a reader who loses the right is cut off within two minutes, and one whose token expires, too. Lines are
+//! made when the reader takes them: a slow reader holds flows back, not their text.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,11 +28,38 @@ const JUDGE_EVERY: Duration = Duration::from_mins(1);
 /// How often a graph may come.
 const GRAPH_EVERY: Duration = Duration::from_secs(1);
 
+/// How many flows a part of an answer has at most.
+const FLOWS_OF_PART: usize = 128;
+
+/// Flows that are there already.
+pub struct Past {
+    pub scope: Scope,
+    pub flows: VecDeque<Arc<Flow>>,
+}
+
+impl Past {
+    /// Returns the answer: a line for each flow. The place ends with the answer.
+    pub fn body(self, place: Place) -> Body {
+        Body::from_stream(parts((self, place), |(mut past, place)| async move {
+            let text = past.next()?;
+            Some((text, (past, place)))
+        }))
+    }
+
+    fn next(&mut self) -> Option<Vec<u8>> {
+        let count = self.flows.len().min(FLOWS_OF_PART);
+        let mut text = Vec::new();
+        for flow in self.flows.drain(..count) {
+            write_line(&mut text, &flow, &self.scope);
+        }
+        (count > 0).then_some(text)
+    }
+}
+
 /// The flows of a reader that follows.
 pub struct Flows {
-    pub scope: Scope,
     pub reader: Reader,
-    pub past: Vec<Arc<Flow>>,
+    pub past: Past,
     pub following: Following,
     /// The place ends with the answer.
     pub _place: Place,
@@ -47,12 +76,7 @@ impl Flows {
     }
 
     async fn next(&mut self, mut judge_at: Instant) -> Option<(Vec<u8>, Instant)> {
-        let past = std::mem::take(&mut self.past);
-        if !past.is_empty() {
-            let mut text = Vec::new();
-            for flow in &past {
-                write_line(&mut text, flow, &self.scope);
-            }
+        if let Some(text) = self.past.next() {
             return Some((text, judge_at));
         }
         let keep_alive_at = Instant::now() + KEEP_ALIVE;
@@ -66,7 +90,7 @@ impl Flows {
                 told = self.following.next() => {
                     let mut text = Vec::new();
                     match told? {
-                        Told::Flow(flow) => write_line(&mut text, &flow, &self.scope),
+                        Told::Flow(flow) => write_line(&mut text, &flow, &self.past.scope),
                         Told::Lost(droplet, lost) => {
                             text = lost_line(droplet.as_deref().unwrap_or_default(), &lost).into_bytes();
                         }

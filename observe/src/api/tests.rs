@@ -227,6 +227,46 @@ async fn a_place_is_free_when_a_follower_is_gone() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn answers_that_nobody_takes_are_bounded() {
+    for path in ANSWERS {
+        let rig = Rig::new();
+        rig.tell();
+        let mut held = Vec::new();
+        loop {
+            let response = rig.ask(path, Some("red")).await;
+            if response.status() == StatusCode::TOO_MANY_REQUESTS {
+                break;
+            }
+            assert_eq!(response.status(), StatusCode::OK, "{path}");
+            held.push(response);
+            assert!(held.len() < 100, "answers are unlimited: {path}");
+        }
+        let taken = held.pop().unwrap().into_body();
+        let _ = to_bytes(taken, 1 << 20).await.unwrap();
+        assert_eq!(
+            rig.ask(path, Some("red")).await.status(),
+            StatusCode::OK,
+            "{path}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn many_flows_come_in_parts() {
+    let rig = Rig::new();
+    for _ in 0..100 {
+        rig.tell();
+    }
+    let mut stream = rig.stream("/v1/flows?namespace=red&last=300").await;
+    let mut lines = Vec::new();
+    while let Some(text) = part(&mut stream).await {
+        lines.push(text.lines().count());
+    }
+    assert!(lines.len() > 1, "{lines:?}");
+    assert_eq!(lines.iter().sum::<usize>(), 300);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_can_not_be_asked_is_refused_with_a_reason() {
     let rig = Rig::new();
     for (path, status, reason) in [
