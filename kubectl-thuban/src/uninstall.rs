@@ -36,7 +36,8 @@ const LASTING: &str = "namespaces,customresourcedefinitions,clusterroles,cluster
                        flowschemas,prioritylevelconfigurations";
 /// What is deleted, in this order: workloads and rights, then policies, kinds and namespaces. Each with its name for
 /// people. The CRD of ClusterNetworkPolicy is not among them, because it is not Thuban's.
-const MANIFESTS: [(&str, &str); 5] = [
+const MANIFESTS: [(&str, &str); 6] = [
+    ("thuban-observe", OBSERVE),
     ("transitd", include_str!("../../install/30-transitd.yaml")),
     ("the operator", include_str!("../../install/20-operator.yaml")),
     (
@@ -46,6 +47,18 @@ const MANIFESTS: [(&str, &str); 5] = [
     ("kinds", include_str!("../../install/10-crds.yaml")),
     ("namespaces", include_str!("../../install/00-namespace.yaml")),
 ];
+/// What thuban-observe has outside of namespaces, if it is there. The rest of it goes with its namespace.
+const OBSERVE: &str = "
+{apiVersion: v1, kind: Namespace, metadata: {name: thuban-observe}}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: thuban-observe}}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRole, metadata: {name: thuban-flows-view}}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: thuban-observe}}
+---
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: thuban-viewer}}
+";
 /// The labels of the operator's and the droplets' pods.
 const OURS: &str = "app.kubernetes.io/name in (thuban-operator,transitd)";
 /// What takes the traces off a node.
@@ -463,6 +476,7 @@ mod tests {
         let has = |kind: &str, name: &str| ours.contains(&(kind.to_owned(), name.to_owned()));
         assert!(has("namespace", "thuban-system") && has("namespace", "thuban-heartbeats"));
         assert!(has("clusterrole", "thuban-operator"));
+        assert!(has("namespace", "thuban-observe") && has("clusterrole", "thuban-flows-view"));
         for kind in KINDS {
             assert!(has("customresourcedefinition", kind), "{kind}");
         }

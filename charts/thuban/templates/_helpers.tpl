@@ -6,13 +6,17 @@
 {{- if $image.digest }}{{ printf "%s@%s" $name $image.digest }}{{ else }}{{ printf "%s:%s" $name ($image.tag | default $root.Chart.AppVersion) }}{{ end -}}
 {{- end }}
 
-{{/* Annotations of a workload's pods. With the last one pods start anew when a value of `config` changes:
-     (list . .Values.WORKLOAD READS_CONFIG) */}}
+{{/* Annotations of a workload's pods. With the last one pods start anew when a value of `config` changes, or the namespace
+     of thuban-observe, which is a value there, too: (list . .Values.WORKLOAD READS_CONFIG) */}}
 {{- define "thuban.podAnnotations" -}}
 {{- $root := index . 0 -}}
 {{- $annotations := deepCopy ((index . 1).podAnnotations | default dict) -}}
 {{- if and (index . 2) (not $root.Values.kustomize) -}}
-{{- $_ := set $annotations "checksum/config" (toYaml $root.Values.config | sha256sum) -}}
+{{- $config := toYaml $root.Values.config -}}
+{{- if $root.Values.observe.enabled -}}
+{{- $config = printf "%s\nobserve: %s" $config $root.Values.observe.namespace -}}
+{{- end -}}
+{{- $_ := set $annotations "checksum/config" (sha256sum $config) -}}
 {{- end -}}
 {{- with $annotations -}}
 annotations:

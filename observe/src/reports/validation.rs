@@ -14,6 +14,8 @@ use crate::flow::Event;
 const LONGEST_POLICY: usize = 63 + 1 + 253;
 /// The most packets and bytes of one event, so that sums don't overflow: 256 TiB.
 const MAX_COUNT: u64 = 1 << 48;
+/// The latest time, in milliseconds since 1970: the end of the year 9999.
+const MAX_TIME: u64 = 253_402_300_799_999;
 /// All flags of TCP that are told.
 const TCP_FLAGS: u32 = 0x3f;
 
@@ -63,6 +65,9 @@ impl TryFrom<Flow> for ValidatedFlow {
         };
         if told.packets > MAX_COUNT || told.bytes > MAX_COUNT {
             return refuse("packets and bytes", "at most 2^48");
+        }
+        if told.time_unix_ms > MAX_TIME {
+            return refuse("time_unix_ms", "a time before the year 10000");
         }
         if told
             .denied_by
@@ -250,6 +255,10 @@ pub(crate) mod tests {
             Some("packets and bytes")
         );
         assert_eq!(field_of(|flow| flow.bytes = u64::MAX), Some("packets and bytes"));
+        assert_eq!(
+            field_of(|flow| flow.time_unix_ms = u64::MAX),
+            Some("time_unix_ms")
+        );
         for policy in [
             "/",
             "red/",
