@@ -124,13 +124,14 @@ impl Flow {
     }
 
     /// Whether the flow's packets are added up in sums. A packet between two droplets is told of twice, by the agent of
-    /// its sender and at its delivery. The delivery counts only where no agent tells: for senders that are no pods.
+    /// its sender and at its delivery. The delivery counts only where no agent tells: for senders that are no pods, and
+    /// are none whose name is not known.
     pub fn is_counted(&self) -> bool {
         let is_delivery = matches!(
             self.counter(),
             Some(Counter::Delivered | Counter::FrontDelivered | Counter::DecapsulatedXdp)
         );
-        !is_delivery || self.from.named(Kind::Pod).is_none()
+        !is_delivery || !self.from.is_doubtful && self.from.named(Kind::Pod).is_none()
     }
 }
 
@@ -244,6 +245,9 @@ pub(crate) mod tests {
         assert!(!flow(&names, "10.0.1.3", "10.0.2.4", Counter::Delivered).is_counted());
         assert!(flow(&names, "8.8.8.8", "10.0.2.4", Counter::Delivered).is_counted());
         assert!(flow(&names, "10.0.1.3", "10.0.2.4", Counter::PolicyIngress).is_counted());
+        let mut of_somebody = flow(&names, "10.0.1.99", "10.0.2.4", Counter::Delivered);
+        of_somebody.from.is_doubtful = true;
+        assert!(!of_somebody.is_counted(), "its agent tells, too");
     }
 
     #[test]

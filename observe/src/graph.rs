@@ -27,7 +27,7 @@ const MAX_ADDRESSES: usize = 100;
 /// The most droplets that are nodes.
 const MAX_DROPLETS: usize = 200;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Graph {
     pub generated_unix_ms: u64,
     pub window_seconds: u64,
@@ -39,7 +39,7 @@ pub struct Graph {
     pub droplets: Vec<DropletState>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct VpcBox {
     pub name: String,
     pub vni: Option<u32>,
@@ -47,7 +47,7 @@ pub struct VpcBox {
     pub truncated: bool,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 pub struct Node {
     pub id: String,
     pub kind: &'static str,
@@ -59,7 +59,7 @@ pub struct Node {
     pub droplet: Option<String>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Edge {
     pub from: String,
     pub to: String,
@@ -70,7 +70,7 @@ pub struct Edge {
     pub reasons: Vec<Reason>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Reason {
     pub reason: String,
     pub meaning: &'static str,
@@ -78,7 +78,7 @@ pub struct Reason {
     pub packets: u64,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct DropletState {
     pub name: String,
     pub connected: bool,

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -27,7 +28,6 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 const JUDGE_EVERY: Duration = Duration::from_mins(1);
 /// How often a graph may come.
 const GRAPH_EVERY: Duration = Duration::from_secs(1);
-
 /// How many flows a part of an answer has at most.
 const FLOWS_OF_PART: usize = 128;
 
@@ -115,8 +115,8 @@ pub struct Graphs {
 /// What was told last.
 #[derive(Default)]
 struct Last {
-    /// Without its time.
-    graph: Option<Graph>,
+    /// Stands for the graph without its time: graphs may be large.
+    graph: Option<u64>,
     told_at: Option<Instant>,
     judged_at: Option<Instant>,
 }
@@ -145,12 +145,13 @@ impl Graphs {
             }
             let scope = self.scope.clone();
             let graph = self.shared.make(move |relay| relay.graph(&scope)).await.ok()?;
-            if last.graph.as_ref() != Some(&graph) {
+            let digest = digest(&graph);
+            if last.graph != Some(digest) {
                 let told = Graph {
                     generated_unix_ms: now(),
-                    ..graph.clone()
+                    ..graph
                 };
-                last.graph = Some(graph);
+                last.graph = Some(digest);
                 last.told_at = Some(Instant::now());
                 let json = serde_json::to_string(&told).ok()?;
                 return Some(format!("event: graph\ndata: {json}\n\n").into_bytes());
@@ -161,6 +162,13 @@ impl Graphs {
             }
         }
     }
+}
+
+/// Returns a number that another graph does not have.
+fn digest(graph: &Graph) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    graph.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// Yields the parts of an answer until there is none.
