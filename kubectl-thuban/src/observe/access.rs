@@ -21,19 +21,33 @@ pub const AUDIENCE: &str = "thuban-observe";
 const TOKEN_SECONDS: i64 = 600;
 
 /// Returns the namespace of thuban-observe. Who may not list Services of all namespaces gets the usual one.
+///
+/// Anybody may make a Service of this name in a namespace of its own, and would get tokens by it. So the usual namespace,
+/// which only administrators make, is taken first; and of several others none.
 pub async fn find(client: &Client) -> Result<String, ObserveError> {
     let services: Api<Service> = Api::all(client.clone());
     let selector = ListParams::default().labels(LABEL);
     match Box::pin(services.list(&selector)).await {
         Ok(list) => {
-            let mut namespaces = list
-                .items
-                .into_iter()
+            let services = list.items.into_iter();
+            let namespaces = services
+                .filter(|service| service.metadata.name.as_deref() == Some(SERVICE))
                 .filter_map(|service| service.metadata.namespace);
-            namespaces.next().ok_or(ObserveError::NotInstalled)
+            choose(namespaces.collect())
         }
         Err(error) if code(&error) == Some(403) => Ok(SERVICE.to_owned()),
         Err(error) => Err(failed("services", error)),
+    }
+}
+
+fn choose(namespaces: Vec<String>) -> Result<String, ObserveError> {
+    if namespaces.iter().any(|namespace| namespace == SERVICE) {
+        return Ok(SERVICE.to_owned());
+    }
+    match namespaces.as_slice() {
+        [] => Err(ObserveError::NotInstalled),
+        [one] => Ok(one.clone()),
+        _ => Err(ObserveError::Several(namespaces)),
     }
 }
 
@@ -172,6 +186,28 @@ mod tests {
             error.contains("namespace net") && error.contains("observe.enabled=true"),
             "{error}"
         );
+    }
+
+    #[tokio::test]
+    async fn a_service_of_a_tenant_is_not_taken_for_the_real_one() {
+        let found = |namespaces: &'static [&'static str]| {
+            let services: Vec<Value> = namespaces
+                .iter()
+                .map(|namespace| json!({"metadata": {"name": "thuban-observe", "namespace": namespace}}))
+                .chain([json!({"metadata": {"name": "other", "namespace": "aaa"}})])
+                .collect();
+            let client =
+                played::client(move |_| future::ready(testing::list_of(&Value::Array(services.clone()))));
+            async move { find(&client).await.map_err(|error| error.to_string()) }
+        };
+        assert_eq!(found(&["aaa", "thuban-observe"]).await.unwrap(), "thuban-observe");
+        assert_eq!(found(&["net"]).await.unwrap(), "net");
+        let error = found(&["aaa", "net"]).await.unwrap_err();
+        assert!(
+            error.contains("aaa, net") && error.contains("--observe-namespace"),
+            "{error}"
+        );
+        assert!(found(&[]).await.unwrap_err().contains("not installed"));
     }
 
     #[tokio::test]

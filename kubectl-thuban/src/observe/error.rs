@@ -24,6 +24,12 @@ pub enum ObserveError {
     #[error("thuban-observe is not installed: enable it by the chart's value observe.enabled=true")]
     NotInstalled,
     #[error(
+        "the namespaces {} have Services named thuban-observe, and tokens are sent to one only: name its namespace by \
+         --observe-namespace",
+        .0.join(", ")
+    )]
+    Several(Vec<String>),
+    #[error(
         "namespace {0} has no thuban-observe: enable it by the chart's value observe.enabled=true, or name its \
          namespace by --observe-namespace"
     )]
