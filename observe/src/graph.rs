@@ -311,7 +311,7 @@ impl Nodes {
         self.add(Node {
             id,
             kind,
-            vpc: vpc.map(str::to_owned),
+            vpc: vpc.map(ToString::to_string),
             address: Some(end.address),
             ..Node::default()
         })

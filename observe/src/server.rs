@@ -5,6 +5,7 @@
 //!
 //! Memory: hyper and rustls hold some 20 to 40 KiB for a connection, by estimate. What a droplet has sent and nobody
 //! has read is at most a stream's window: 16 KiB, and so 80 MiB if 5,000 droplets flood a process that stands still.
+//! A report that waits for its turn has at most 512 KiB. Only droplets beyond their rate wait.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
