@@ -22,8 +22,8 @@ const TOKEN_SECONDS: i64 = 600;
 
 /// Returns the namespace of thuban-observe. Who may not list Services of all namespaces gets the usual one.
 ///
-/// Anybody may make a Service of this name in a namespace of its own, and would get tokens by it. So the usual namespace,
-/// which only administrators make, is taken first; and of several others none.
+/// Anybody may make a Service of this name in a namespace of its own, and would get tokens by it. So the usual
+/// namespace, which only administrators make, is taken first; and of several others none.
 pub async fn find(client: &Client) -> Result<String, ObserveError> {
     let services: Api<Service> = Api::all(client.clone());
     let selector = ListParams::default().labels(LABEL);
