@@ -111,7 +111,7 @@ impl Placed {
 /// All roles of one kind.
 #[derive(Debug, Default)]
 pub struct Roles {
-    roles: BTreeMap<String, Placed>,
+    placed: BTreeMap<String, Placed>,
     by_parent: HashMap<String, BTreeSet<String>>,
     /// Roles by the droplets where they are or should be.
     by_droplet: HashMap<String, BTreeSet<String>>,
@@ -120,7 +120,7 @@ pub struct Roles {
 impl Roles {
     /// Sets a role. Returns the parents that are touched.
     pub(super) fn set(&mut self, name: &str, role: Option<Role>) -> Vec<String> {
-        let old = self.roles.get(name);
+        let old = self.placed.get(name);
         if old.map(|placed| &placed.role) == role.as_ref() {
             return Vec::new();
         }
@@ -131,7 +131,7 @@ impl Roles {
         };
         let is_draining = old.is_some_and(|old| old.is_draining);
         let mut touched = Vec::new();
-        if let Some(old) = self.roles.remove(name) {
+        if let Some(old) = self.placed.remove(name) {
             remove_name(&mut self.by_parent, &old.role.parent, name);
             for droplet in old.role.holders() {
                 remove_name(&mut self.by_droplet, droplet, name);
@@ -151,7 +151,7 @@ impl Roles {
                 stage,
                 is_draining,
             };
-            self.roles.insert(name.to_owned(), placed);
+            self.placed.insert(name.to_owned(), placed);
         }
         touched
     }
@@ -192,7 +192,7 @@ impl Roles {
 
     /// Whether users are told that the role is where it should be.
     pub fn is_published(&self, name: &str) -> bool {
-        self.roles.get(name).is_some_and(|placed| {
+        self.placed.get(name).is_some_and(|placed| {
             let member = placed.member();
             member.is_some() && member == placed.role.placed_on.as_deref()
         })
@@ -200,33 +200,33 @@ impl Roles {
 
     /// Whether users were told to forget the role.
     pub fn is_unpublished(&self, name: &str) -> bool {
-        self.roles
+        self.placed
             .get(name)
             .is_some_and(|placed| placed.stage >= Stage::Unpublished)
     }
 
     /// Whether the role's tables were removed.
     pub fn is_purged(&self, name: &str) -> bool {
-        self.roles
+        self.placed
             .get(name)
             .is_some_and(|placed| placed.stage == Stage::Purged)
     }
 
     /// Whether users have another role of the same parent, which stays and which the next leader knows.
     pub fn has_other(&self, name: &str) -> bool {
-        let parent = self.roles.get(name).map(|placed| placed.role.parent.as_str());
+        let parent = self.placed.get(name).map(|placed| placed.role.parent.as_str());
         let names = parent
             .and_then(|parent| self.by_parent.get(parent))
             .into_iter()
             .flatten();
         let mut others = names
             .filter(|other| *other != name)
-            .filter_map(|other| self.roles.get(other));
+            .filter_map(|other| self.placed.get(other));
         others.any(|other| other.role.serves_on.is_some() && other.staying().is_some())
     }
 
     fn get_mut(&mut self, id: RoleId) -> Option<&mut Placed> {
-        let placed = self.roles.get_mut(id.name)?;
+        let placed = self.placed.get_mut(id.name)?;
         (placed.role.uid == id.uid).then_some(placed)
     }
 
@@ -241,7 +241,7 @@ impl Roles {
 
     fn of<'a>(&'a self, parent: &str) -> impl Iterator<Item = &'a Placed> {
         let names = self.by_parent.get(parent).into_iter().flatten();
-        names.filter_map(|name| self.roles.get(name))
+        names.filter_map(|name| self.placed.get(name))
     }
 
     /// Returns the droplets with tables of the parent's roles.
@@ -268,14 +268,14 @@ impl Roles {
     }
 
     pub(super) fn get(&self, name: &str) -> Option<&Role> {
-        self.roles.get(name).map(|placed| &placed.role)
+        self.placed.get(name).map(|placed| &placed.role)
     }
 
     /// Yields the names of the roles with tables on a droplet.
     pub(super) fn on<'a>(&'a self, droplet: &str) -> impl Iterator<Item = &'a String> + use<'a> {
         let names = self.by_droplet.get(droplet).into_iter().flatten();
         names.filter(|name| {
-            let placed = self.roles.get(*name);
+            let placed = self.placed.get(*name);
             placed.is_some_and(|placed| placed.stage != Stage::Purged)
         })
     }
@@ -296,7 +296,7 @@ impl Roles {
     #[cfg(test)]
     pub(super) fn copy(&self) -> Self {
         Self {
-            roles: self.roles.clone(),
+            placed: self.placed.clone(),
             by_parent: self.by_parent.clone(),
             by_droplet: self.by_droplet.clone(),
         }
@@ -528,7 +528,7 @@ mod tests {
         roles.unpublish(id("web-b0"));
         roles.purge(id("web-b0"));
         assert_eq!(seen(&roles), (vec!["a"], vec!["a"]));
-        assert!(!roles.roles["web-b0"].is_draining);
+        assert!(!roles.placed["web-b0"].is_draining);
     }
 
     #[test]
