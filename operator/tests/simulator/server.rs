@@ -117,10 +117,9 @@ fn target(path: &str) -> Option<Target> {
     }
     let (plural, name, is_status) = match rest {
         [plural] => (*plural, "", false),
-        [plural, name] => (*plural, *name, false),
         [plural, name, "status"] => (*plural, *name, true),
         // Who posts to an object evicts it.
-        [plural, name, "eviction"] => (*plural, *name, false),
+        [plural, name] | [plural, name, "eviction"] => (*plural, *name, false),
         _ => return None,
     };
     Some(Target::Object {

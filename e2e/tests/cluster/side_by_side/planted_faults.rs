@@ -65,7 +65,7 @@ impl<'a> Scene<'a> {
     }
 
     /// Asks what keeps packets of the client from a target. The fault was planted just now.
-    fn is_named(&self, target: &str, expected: &Expected<'_>) {
+    fn is_named(target: &str, expected: &Expected<'_>) {
         let line = format!("why {NAME}/client {target} -o json");
         named(expected, &|| administrator(&line)).unwrap();
     }
@@ -79,7 +79,7 @@ impl<'a> Scene<'a> {
                 "ports": [{"port": 80, "targetPort": PORT}]},
         });
         apply(self.cluster, &[manifest]).unwrap();
-        self.is_named(&format!("svc/{asked}"), expected);
+        Self::is_named(&format!("svc/{asked}"), expected);
     }
 
     /// Makes a NetworkPolicy that selects a pod and accepts nothing in a direction.
@@ -161,13 +161,13 @@ fn pod_of_blue() -> String {
 
 fn faults_of_targets(scene: &Scene<'_>) {
     for (target, expected) in lost_targets(&pod_of_blue()) {
-        scene.is_named(target, &expected);
+        Scene::is_named(target, &expected);
     }
-    scene.is_named(&format!("{OUTSIDE}:80"), &Expected::no("NoEgress", "VPC planted"));
+    Scene::is_named(&format!("{OUTSIDE}:80"), &Expected::no("NoEgress", "VPC planted"));
 }
 
 fn faults_of_services(scene: &Scene<'_>) {
-    scene.is_named("svc/none", &Expected::no("ServiceNotFound", "none"));
+    Scene::is_named("svc/none", &Expected::no("ServiceNotFound", "none"));
     // The name of each Service, the role of its pods, and its internalTrafficPolicy.
     for (asked, made, expected) in [
         (
@@ -189,13 +189,13 @@ fn faults_of_services(scene: &Scene<'_>) {
         scene.service_is_named(asked, made, &expected);
     }
     patch_vpc(scene.cluster, NAME, &json!({"sharedServices": []})).unwrap();
-    scene.is_named(SHARED, &Expected::no("ServiceNotReached", SHARED_NAME));
+    Scene::is_named(SHARED, &Expected::no("ServiceNotReached", SHARED_NAME));
 }
 
 fn closed_ways_out(scene: &Scene<'_>) {
     let node = scene.cluster.node_address("node-c").unwrap().to_string();
     patch_vpc(scene.cluster, NAME, &json!({"egress": true})).unwrap();
-    scene.is_named(&format!("{node}:10250"), &Expected::no("RangeClosed", &node));
+    Scene::is_named(&format!("{node}:10250"), &Expected::no("RangeClosed", &node));
     let private = json!({"spec": {"egress": false}}).to_string();
     let patch = ["patch", "networks.thuban.dev", NAME, "--type=merge", "-p"];
     scene
@@ -203,7 +203,7 @@ fn closed_ways_out(scene: &Scene<'_>) {
         .kubectl(&[&patch[..], &[private.as_str()]].concat())
         .unwrap();
     let expected = Expected::no("NetworkPrivate", "network planted");
-    scene.is_named(&format!("{OUTSIDE}:80"), &expected);
+    Scene::is_named(&format!("{OUTSIDE}:80"), &expected);
 }
 
 /// Faults that only a packet finds.
@@ -257,7 +257,7 @@ fn denying_policies(scene: &Scene<'_>, prober: &Prober) {
     let is_dropped = |policy: &str, counter: &str| {
         let name = format!("{NAME}/{policy}");
         let expected = Expected::no("PolicyDenies", &name);
-        scene.is_named(&target, &expected);
+        Scene::is_named(&target, &expected);
         let denied = prober.ask(&target, &expected.probed("fail"));
         let verdict = format!("dropped, {counter}");
         assert!(has_hop(&denied, SERVER_NODE, &verdict), "{denied}");
