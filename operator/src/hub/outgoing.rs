@@ -10,7 +10,7 @@ use crate::model::rows::{Key, PackedRow};
 use crate::model::world::{Delta, OtherDroplets, Snapshot};
 
 /// The key of `OperatorMessage.program`: field 1, whose length comes before its bytes.
-const PROGRAM_KEY: u8 = 1 << 3 | 2;
+const PROGRAM_KEY: u8 = (1 << 3) | 2;
 
 /// A message to a droplet. Each stream's queues have room for some dozens, so they are small.
 #[derive(Clone, Debug)]

@@ -63,6 +63,10 @@ impl KnownDroplets {
             self.0[word] &= !bit;
         }
     }
+
+    fn count(&self) -> usize {
+        self.0.iter().map(|word| word.count_ones() as usize).sum()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -117,6 +121,11 @@ impl Hollow {
             state.program.locals().count(),
             state.program.keys().filter(bouncer).count(),
         )
+    }
+
+    /// Returns how many other droplets it knows.
+    pub fn known_droplets(&self) -> usize {
+        self.state().droplets.count()
     }
 
     /// Returns how many pods of these namespaces live here with sets of policy for both directions, and how many live

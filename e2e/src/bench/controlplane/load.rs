@@ -335,7 +335,7 @@ impl Bench {
         )
     }
 
-    /// Checks that the droplets hold the rows of exactly the endpoints that exist.
+    /// Checks that the droplets hold the rows of exactly the endpoints that exist, and know each other.
     pub(super) async fn check_rows(&mut self) {
         match self.wait_for_rows().await {
             Ok(()) => {
@@ -343,6 +343,13 @@ impl Bench {
                 println!("  droplets hold {locals} local and {bouncers} bouncer rows");
             }
             Err(error) => self.report.problem(format!("{error:#}")),
+        }
+        let droplets = &self.fleet.droplets;
+        let knows_all = |droplet: &&Arc<Hollow>| droplet.known_droplets() + 1 == droplets.len();
+        let knowing = droplets.iter().filter(knows_all).count();
+        if knowing < droplets.len() {
+            let text = format!("{knowing} of {} droplets know all others", droplets.len());
+            self.report.problem(text);
         }
     }
 }
