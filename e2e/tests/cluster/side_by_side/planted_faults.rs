@@ -134,7 +134,7 @@ fn each_planted_fault_is_named_within_five_seconds() {
             faults_in_pods(&scene, &prober);
             denying_policies(&scene, &prober);
         });
-        faults_of_targets(&scene);
+        faults_of_targets();
         faults_of_services(&scene);
         closed_ways_out(&scene);
     });
@@ -159,7 +159,7 @@ fn pod_of_blue() -> String {
     format!("blue/{}", tenants().network("blue-db")[1].name)
 }
 
-fn faults_of_targets(scene: &Scene<'_>) {
+fn faults_of_targets() {
     for (target, expected) in lost_targets(&pod_of_blue()) {
         Scene::is_named(target, &expected);
     }
