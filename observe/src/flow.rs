@@ -7,13 +7,10 @@ use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use thuban_common::counters::Counter;
+use thuban_common::counters::{self, Counter};
 use thuban_common::flow_events::NO_VERDICT;
 
 use crate::names::{Holder, Kind, Name, Who};
-
-/// The first counter of dropped packets, see [`Counter::is_drop`]: a newer droplet's counters are judged alike.
-const FIRST_DROP: u8 = 32;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -137,7 +134,7 @@ impl Flow {
 
 /// Whether a verdict drops packets.
 pub fn is_drop(verdict: u8) -> bool {
-    verdict >= FIRST_DROP && verdict != NO_VERDICT
+    counters::is_drop(verdict.into())
 }
 
 /// Whether the source of packets with this verdict was checked. Otherwise anybody may have written the source.
@@ -224,16 +221,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn verdicts_from_32_on_are_drops() {
+    fn a_verdict_is_a_drop_as_the_counters_say() {
         for counter in Counter::ALL {
             let told = flow(&names(), "10.0.1.3", "10.0.2.4", *counter);
             assert_eq!(told.is_dropped(), counter.is_drop(), "{counter:?}");
             assert_eq!(told.reason(), counter.name());
         }
         let mut newer = flow(&names(), "10.0.1.3", "10.0.2.4", Counter::SentDirect);
-        newer.verdict = 127;
+        newer.verdict = 95;
         assert!(newer.is_dropped());
-        assert_eq!(newer.reason(), "counter_127");
+        assert_eq!(newer.reason(), "counter_95");
         newer.verdict = NO_VERDICT;
         assert!(!newer.is_dropped());
     }

@@ -186,7 +186,12 @@ mod tests {
     #[test]
     fn images_chart_and_kustomize_have_the_workspaces_version() {
         let version = env!("CARGO_PKG_VERSION");
-        for image in [images::OPERATOR, images::TRANSITD, images::LOAD_BALANCERS] {
+        for image in [
+            images::OPERATOR,
+            images::TRANSITD,
+            images::LOAD_BALANCERS,
+            images::OBSERVE,
+        ] {
             assert!(image.ends_with(&format!(":{version}")), "{image}");
         }
         let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
@@ -196,6 +201,6 @@ mod tests {
             (&version.into(), &version.into())
         );
         let kustomization = read("install/kustomization.yaml");
-        assert_eq!(kustomization.matches(&format!("newTag: {version}}}")).count(), 3);
+        assert_eq!(kustomization.matches(&format!("newTag: {version}}}")).count(), 4);
     }
 }
