@@ -1,15 +1,16 @@
 //! The program as the container starts it: its version, and what it says of a missing setting.
 
-use std::process::{Command, Output};
+use std::process::Command;
 
-fn run(arguments: &[&str]) -> Output {
+fn program() -> Command {
     let mut program = Command::new(env!("CARGO_BIN_EXE_thuban-observe"));
-    program.env_clear().args(arguments).output().unwrap()
+    program.env_clear();
+    program
 }
 
 #[test]
 fn the_program_tells_its_version() {
-    let output = run(&["--version"]);
+    let output = program().arg("--version").output().unwrap();
     let printed = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success());
     assert_eq!(
@@ -20,7 +21,7 @@ fn the_program_tells_its_version() {
 
 #[test]
 fn a_missing_address_is_told_by_its_flag() {
-    let output = run(&[]);
+    let output = program().output().unwrap();
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success());
     assert!(said.contains("--pod-ip"), "{said}");
