@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn old_claim_rests_unmarked_unless_another_endpoint_confirmed_it() {
+    fn an_old_claim_rests_unmarked_unless_another_confirmed_it() {
         let at = |second: i64| Some(Time(Timestamp::from_second(second).unwrap()));
         let (mut claim, mut endpoint) = (claim("e1", "10.0.1.2"), endpoint("e1", &["10.0.1.2"]));
         claim.metadata.creation_timestamp = at(1000);

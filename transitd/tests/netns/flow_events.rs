@@ -120,7 +120,7 @@ fn a_flow_that_goes_silent_is_told_to_its_last_packet() {
         bytes: 180,
         ..SeenFlowEntry::default()
     };
-    let maps = rig.directory.join("bpf/thuban/layout_1/maps");
+    let maps = rig.pins().join("maps");
     let data = MapData::from_pin(maps.join("SEEN_FLOWS")).unwrap();
     let mut table: HashMap<MapData, SeenFlowKey, SeenFlowEntry> = Map::LruHashMap(data).try_into().unwrap();
     table.insert(key, entry, 0).unwrap();

@@ -419,7 +419,7 @@ impl Rig {
                 .collect()
         };
         note("file", files("state/attachments"));
-        let mut pins = files("bpf/thuban/layout_1/links");
+        let mut pins = files(&format!("bpf/thuban/layout_{LAYOUT_VERSION}/links"));
         pins.retain(|pin| pin.starts_with("agent"));
         note("pin", pins);
         traces
