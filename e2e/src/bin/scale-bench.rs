@@ -40,8 +40,8 @@ struct Arguments {
     /// The figures mean nothing
     #[arg(long)]
     quick: bool,
-    /// Measure a large cluster: 5,000 droplets, 1,000 VPCs, 5,000 networks, 100,000 endpoints in bulk, then 60 s of churn
-    /// at 25 per second. It takes more than an hour
+    /// Measure a large cluster: 5,000 droplets, 1,000 VPCs, 5,000 networks, 100,000 endpoints in bulk, then 60 s of
+    /// churn at 25 per second. It takes more than an hour
     #[arg(long, conflicts_with = "quick")]
     large: bool,
     /// Folder that the results are written to

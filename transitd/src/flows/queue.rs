@@ -1,7 +1,7 @@
 //! Events of flows that wait to be told, and the number of those that are lost.
 //!
-//! Invariant: nobody waits for room. The newest events stay, because who asks wants to know what happens now. A VPC with
-//! many events takes neither room nor its turn from a VPC with few.
+//! Invariant: nobody waits for room. The newest events stay, because who asks wants to know what happens now. A VPC
+//! with many events takes neither room nor its turn from a VPC with few.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -42,8 +42,8 @@ pub struct Pace {
     pub quiet: Duration,
     /// How long thuban-observe may acknowledge nothing while reports are on the way.
     pub silence: Duration,
-    /// How long a stream must last, so that the next pauses are short. Else a thuban-observe that breaks each stream soon
-    /// would have all droplets ask the API server again and again.
+    /// How long a stream must last, so that the next pauses are short. Else a thuban-observe that breaks each stream
+    /// soon would have all droplets ask the API server again and again.
     pub steady: Duration,
     /// The pauses between two attempts.
     pub retry: RangeInclusive<Duration>,

@@ -152,8 +152,8 @@ impl Placements {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes where a role is by its object; none: its object has no droplet, or is gone. Roles are named by their parent
-    /// and their name.
+    /// Notes where a role is by its object; none: its object has no droplet, or is gone. Roles are named by their
+    /// parent and their name.
     pub fn store(&self, kind: RoleKind, role: (&str, &str), droplet: Option<&str>) {
         self.lock().change(kind, role, |placed, role| {
             match droplet {
