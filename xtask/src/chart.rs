@@ -44,7 +44,9 @@ pub fn in_another_namespace(name: &str) -> Result<()> {
     let cluster = &Cluster::named(name)?;
     let chart = root().join("charts/thuban").display().to_string();
     let values = cluster.instance().state().join("values.json");
-    let config = install::values(cluster.instance())?;
+    let mut config = install::values(cluster.instance())?;
+    // The chart sets it, if thuban-observe is enabled.
+    config.remove("THUBAN_OBSERVE_NAMESPACE");
     let write = |config: &_| {
         let text = json!({"config": config}).to_string();
         fs::write(&values, text).with_context(|| format!("writing {}", values.display()))
