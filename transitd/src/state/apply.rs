@@ -182,6 +182,10 @@ impl State {
                     self.rules.change();
                 }
             }
+            if let RowKey::Vpc(vni) = key {
+                // The operator ends them, too. The next VPC of this number may have the same addresses.
+                self.subscriptions.forget(vni.get());
+            }
             if let RowKey::Service(vni, address) = key {
                 let change = applying.change(None, None);
                 let of = endpoint_key(*vni, *address);

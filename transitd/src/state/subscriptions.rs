@@ -48,6 +48,13 @@ impl Subscriptions {
         true
     }
 
+    /// Forgets those of a VPC.
+    pub fn forget(&mut self, vni: u32) {
+        if self.held.remove(&vni).is_some() {
+            self.idle.retain(|key, _| key.vni != vni);
+        }
+    }
+
     /// Forgets all of them.
     pub fn take_all(&mut self) -> Vec<EndpointKey> {
         self.held.clear();
@@ -101,6 +108,15 @@ mod tests {
         let mut subscriptions = Subscriptions::default();
         assert!(subscriptions.want(key(1, 1)));
         assert!(!subscriptions.want(key(1, 1)));
+    }
+
+    #[test]
+    fn rows_of_a_forgotten_vpc_are_asked_for_again() {
+        let mut subscriptions = Subscriptions::default();
+        assert!(subscriptions.want(key(1, 1)) && subscriptions.want(key(2, 1)));
+        subscriptions.forget(1);
+        assert!(subscriptions.want(key(1, 1)), "the next VPC with this number");
+        assert!(!subscriptions.want(key(2, 1)));
     }
 
     #[test]
