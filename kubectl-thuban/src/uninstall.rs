@@ -209,7 +209,7 @@ fn end_pods(kubectl: &Kubectl, patience: Duration) -> Result<()> {
     }
     let all: BTreeSet<String> = found.iter().map(|pod| text(&pod["metadata"]["uid"])).collect();
     eprintln!("deleting {} pods that have their network by Thuban:", found.len());
-    delete_pods(kubectl, &found, &[])?;
+    delete_each(kubectl, "pods", &found, &[])?;
     // Pods that a DaemonSet makes anew are other pods.
     let remaining = || -> Result<Vec<Value>> {
         let mut pods = connected_pods(kubectl)?;
@@ -219,7 +219,7 @@ fn end_pods(kubectl: &Kubectl, patience: Duration) -> Result<()> {
     let is_done = wait("pods", patience, || Ok(remaining()?.iter().map(named).collect()))?;
     if !is_done {
         eprintln!("ending them without their kubelet, which is gone or can't disconnect them");
-        delete_pods(kubectl, &remaining()?, &["--force", "--grace-period=0"])?;
+        delete_each(kubectl, "pods", &remaining()?, &["--force", "--grace-period=0"])?;
     }
     Ok(())
 }
@@ -236,19 +236,19 @@ fn connected_pods(kubectl: &Kubectl) -> Result<Vec<Value>> {
     Ok(pods)
 }
 
-fn delete_pods(kubectl: &Kubectl, pods: &[Value], how: &[&str]) -> Result<()> {
+fn delete_each(kubectl: &Kubectl, kind: &str, objects: &[Value], how: &[&str]) -> Result<()> {
     let mut of_namespace: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for pod in pods {
+    for object in objects {
         let names = of_namespace
-            .entry(text(&pod["metadata"]["namespace"]))
+            .entry(text(&object["metadata"]["namespace"]))
             .or_default();
-        names.push(text(&pod["metadata"]["name"]));
+        names.push(text(&object["metadata"]["name"]));
     }
     for (namespace, names) in of_namespace {
         eprintln!("  {namespace}: {}", names.join(", "));
         let mut arguments = vec![
             "delete",
-            "pods",
+            kind,
             "--ignore-not-found",
             "--wait=false",
             "-n",
@@ -271,12 +271,12 @@ fn is_operator_ready(kubectl: &Kubectl, namespace: &str) -> bool {
 
 /// Removes endpoints, networks and VPCs, whose rows the operator takes out of all droplets.
 fn end_what_was_asked_for(kubectl: &Kubectl) -> Result<()> {
-    for kind in ASKED_FOR {
-        let mut arguments = vec!["delete", kind, "--all", "--wait=false"];
-        if kind == KINDS[0] {
-            arguments.push("-A");
-        }
-        kubectl.run(&arguments)?;
+    let mut endpoints = items(kubectl, &[KINDS[0], "-A"])?;
+    // The operator deletes a pod's after the pod, and nobody else may.
+    endpoints.retain(|endpoint| endpoint["spec"]["podRef"].is_null());
+    delete_each(kubectl, KINDS[0], &endpoints, &[])?;
+    for kind in &ASKED_FOR[1..] {
+        kubectl.run(&["delete", kind, "--all", "--wait=false"])?;
     }
     let is_done = wait("objects", OPERATOR_PATIENCE, || {
         let mut left = Vec::new();
@@ -324,7 +324,7 @@ fn wait_until_deleted(kubectl: &Kubectl, namespace: &str) -> Result<()> {
                 pods.extend(items(kubectl, &["pods", "-n", namespace, "-l", ours])?);
             }
             // Pods of a node that is gone: their namespace waits for them.
-            delete_pods(kubectl, &pods, &["--force", "--grace-period=0"])?;
+            delete_each(kubectl, "pods", &pods, &["--force", "--grace-period=0"])?;
         }
         lasting(kubectl, namespace)
     })?;

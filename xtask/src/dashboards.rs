@@ -16,6 +16,8 @@ use crate::{
     prometheus::Server,
 };
 
+/// The page that describes all metrics.
+const METRICS: &str = "docs/metrics.md";
 const FOLDER: &str = "charts/thuban/files/dashboards";
 
 /// Checks all of them. `runbooks` are the addresses of the alerts' runbooks.
@@ -53,8 +55,12 @@ pub fn check(runbooks: &BTreeSet<String>) -> Result<()> {
 /// Asks a Prometheus all queries, and prints how many have series. Fails if a query names a metric that the processes
 /// which it scrapes don't have.
 pub fn ask(server: &Server) -> Result<()> {
-    let known = server.metrics()?;
+    let mut known = server.metrics()?;
     ensure!(!known.is_empty(), "{server} has scraped nothing yet");
+    let page = root().join(METRICS);
+    known.extend(documented(
+        &fs::read_to_string(&page).with_context(|| format!("reading {}", page.display()))?,
+    ));
     let (mut counts, mut quiet, mut wrong) = (BTreeMap::new(), Vec::new(), Vec::new());
     for (_, dashboard) in read_all()? {
         for panel in panels(&dashboard) {
@@ -104,6 +110,25 @@ impl Verdict {
             Self::Unknown(_) => "name an unknown metric",
         }
     }
+}
+
+/// Returns the metrics that the page has: each table's head says how the names of its rows begin. What has not happened
+/// is on no page of a process, because there a metric with labels comes with its first series.
+fn documented(page: &str) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    let mut beginning = None;
+    for line in page.lines().filter(|line| !line.starts_with("|--")) {
+        let cell = line.strip_prefix("| ").and_then(|row| row.split(" |").next());
+        let mut quoted = cell.unwrap_or_default().split('`').skip(1).step_by(2);
+        if cell.is_some_and(|cell| cell.starts_with("name (")) {
+            beginning = quoted.next().and_then(|name| name.strip_suffix('…'));
+        } else if cell.is_none() {
+            beginning = None;
+        } else if let Some(beginning) = beginning {
+            names.extend(quoted.map(|name| format!("{beginning}{name}")));
+        }
+    }
+    names
 }
 
 /// Judges a query by the names of the metrics that exist.
@@ -194,7 +219,16 @@ fn plain(query: &str) -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::{Verdict, judge};
+    use super::{Verdict, documented, judge};
+
+    #[test]
+    fn the_page_names_the_metrics_of_each_process() {
+        let page = "\
+            | name (`thuban_operator_…`) | labels |\n|---|---|\n| `leader` | |\n| `a_total`, `b` | kind (`x`) |\n\n\
+            | other | `thing` |\n|---|---|\n| `epoch` | |\n";
+        let names = ["leader", "a_total", "b"].map(|name| format!("thuban_operator_{name}"));
+        assert_eq!(documented(page), names.into());
+    }
 
     #[test]
     fn a_query_without_series_is_wrong_only_if_its_metric_is() {

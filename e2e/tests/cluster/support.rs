@@ -237,8 +237,8 @@ pub fn delete(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
     cluster.kubectl(&arguments).map(|_| ())
 }
 
-/// Deletes a namespace and waits until it is gone; a missing one is fine. Its pods, Services and Endpoints are deleted
-/// at once. Kubernetes would begin with them only after 5 s, and look again 8 s later, because Endpoints have
+/// Deletes a namespace and waits until it is gone; a missing one is fine. Its pods, Services and users' Endpoints are
+/// deleted at once. Kubernetes would begin with them only after 5 s, and look again 8 s later, because Endpoints have
 /// finalizers (`namespaceDeletionGracePeriod` and `finalizerEstimateSeconds` in `pkg/controller/namespace`).
 pub fn delete_namespace(cluster: &Cluster, name: &str) -> Result<()> {
     // From now on nothing new can be made there.
@@ -246,10 +246,27 @@ pub fn delete_namespace(cluster: &Cluster, name: &str) -> Result<()> {
     for collection in [
         format!("/api/v1/namespaces/{name}/pods"),
         format!("/api/v1/namespaces/{name}/services"),
-        format!("/apis/thuban.dev/v1alpha1/namespaces/{name}/endpoints"),
     ] {
         // One request deletes all of a collection.
         cluster.kubectl(&["delete", "--raw", &collection])?;
+    }
+    let endpoints = get(cluster, &["endpoints.thuban.dev", "-n", name])?;
+    let endpoints = endpoints["items"].as_array().into_iter().flatten();
+    // A pod's goes with the pod.
+    let of_users = endpoints.filter(|endpoint| endpoint["spec"]["podRef"].is_null());
+    let names: Vec<&str> = of_users
+        .filter_map(|endpoint| endpoint["metadata"]["name"].as_str())
+        .collect();
+    if !names.is_empty() {
+        let arguments = [
+            "delete",
+            "--ignore-not-found",
+            "--wait=false",
+            "endpoints.thuban.dev",
+            "-n",
+            name,
+        ];
+        cluster.kubectl(&[&arguments[..], &names].concat())?;
     }
     delete(cluster, &["namespace", name])
 }

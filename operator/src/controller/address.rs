@@ -20,7 +20,7 @@ use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::hub::Report;
 use crate::model::allocation::{
-    Family, Owner, addresses_of, ip_claim_name, is_confirmed, is_released, own_claim, propose, rests_unmarked,
+    Family, Owner, addresses_of, ip_claim_name, is_anothers, is_confirmed, is_released, own_claim, propose,
 };
 use crate::model::world::World;
 
@@ -289,8 +289,9 @@ pub async fn confirm_each(
     Ok(())
 }
 
-/// Returns the claims of addresses of an Endpoint that is deleted that may rest without a mark once it is gone.
-pub fn claims_to_rest(endpoint: &Endpoint, addresses: &[IpAddr], context: &Context) -> Vec<Arc<IpClaim>> {
+/// Returns the claims of addresses of an Endpoint that ends, which rest once it is gone. A claim that another Endpoint
+/// has confirmed is not among them.
+pub fn claims_counted(endpoint: &Endpoint, addresses: &[IpAddr], context: &Context) -> Vec<Arc<IpClaim>> {
     let (vpc, owner) = (context.vpc_name_of(endpoint), Owner::of(endpoint));
     let names: Vec<String> = addresses
         .iter()
@@ -299,7 +300,7 @@ pub fn claims_to_rest(endpoint: &Endpoint, addresses: &[IpAddr], context: &Conte
     let claims = context.claims_of(&owner.uid).into_iter();
     claims
         .filter(|claim| names.contains(&claim.name_any()))
-        .filter(|claim| owner.holds(claim) && rests_unmarked(claim, endpoint))
+        .filter(|claim| owner.holds(claim) && !is_anothers(claim, endpoint))
         .collect()
 }
 

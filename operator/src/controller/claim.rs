@@ -14,6 +14,7 @@ use thuban_api::{Endpoint, IpClaim, IpClaimSpec, IpClaimStatus};
 use tracing::info;
 
 use crate::controller::attach;
+use crate::controller::cache::resting_claims::Resting;
 use crate::controller::context::Context;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
@@ -25,6 +26,8 @@ use crate::model::world::{RoleKind, World};
 
 /// How long a claim may wait for an Endpoint to name it. Longer than [`crate::model::allocation::FRESH`].
 const COUNTING_TIMEOUT: Duration = Duration::from_secs(20);
+/// How soon the proof that an address is out of use is tried again: acks of its droplets wake it earlier.
+const PROOF_RETRY: Duration = Duration::from_secs(3);
 
 pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Action, ReconcileError> {
     let claims: Api<IpClaim> = Api::all(context.client.clone());
@@ -55,14 +58,8 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         context.clocks.forget(Timed::ClaimOrphaned, &uid);
         return Ok(Action::await_change());
     }
-    if let Some(left) = context.resting_claims.left(&claim, context.claim_rest) {
-        if !left.is_zero() {
-            return Ok(Action::requeue(left));
-        }
-        // Only this version is deleted: an Endpoint that took the claim meanwhile has written into it.
-        delete(&claims, &*claim).await?;
-        forget(&context, &claim);
-        return Ok(Action::await_change());
+    if let Some(resting) = context.resting_claims.of(&claim, context.claim_rest) {
+        return rest(&claim, &claims, resting, &context).await;
     }
     // The operator that made the claim died before it wrote the status, or the claim lost to another claim.
     if let Some(left) = context
@@ -87,6 +84,33 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
         "claim without endpoint released"
     );
     release(&claims, &claim).await?;
+    Ok(Action::await_change())
+}
+
+/// Goes on with the rest of a claim whose Endpoint this leader removed.
+async fn rest(
+    claim: &IpClaim,
+    claims: &Api<IpClaim>,
+    resting: Resting,
+    context: &Context,
+) -> Result<Action, ReconcileError> {
+    let is_settled = match resting {
+        Resting::Unproven if is_out_of_use(claim, context) => {
+            context.resting_claims.prove(claim);
+            return Ok(Action::requeue(context.claim_rest));
+        }
+        Resting::Unproven => return Ok(Action::requeue(PROOF_RETRY)),
+        Resting::Left(left) => return Ok(Action::requeue(left)),
+        Resting::Over { is_settled } => is_settled,
+    };
+    if !is_settled && standing(&claim.spec, holder(context, &claim.spec).await?.as_ref()) != Standing::Void {
+        // The cache does not show it yet.
+        context.resting_claims.forget(&claim.name_any());
+        return Ok(Action::requeue(COUNTING_TIMEOUT));
+    }
+    // Only this version is deleted: an Endpoint that took the claim meanwhile has written into it.
+    delete(claims, claim).await?;
+    forget(context, claim);
     Ok(Action::await_change())
 }
 
@@ -142,15 +166,7 @@ fn forget(context: &Context, claim: &IpClaim) {
     let uid = claim.uid().unwrap_or_default();
     context.clocks.forget(Timed::ClaimReleased, &uid);
     context.clocks.forget(Timed::ClaimOrphaned, &uid);
-    context.resting_claims.forget(claim);
-}
-
-/// Begins the rest of claims whose rows are gone everywhere and whose Endpoint is gone.
-pub fn rest_each(claims: &[Arc<IpClaim>], context: &Context) {
-    for claim in claims {
-        context.resting_claims.begin(claim);
-        context.hub.triggers.claims.wake(ObjectRef::from_obj(&**claim));
-    }
+    context.resting_claims.forget(&claim.name_any());
 }
 
 /// Marks a claim whose rows are gone everywhere.

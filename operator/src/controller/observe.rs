@@ -434,6 +434,11 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         .iter()
         .map(|address| allocation::ip_claim_name(&vpc, *address));
     let counted: Vec<_> = counted.filter(|_| is_there).collect();
+    if !context.index.is_leaving(&object.uid().unwrap_or_default()) {
+        for claim in &counted {
+            context.resting_claims.forget(claim);
+        }
+    }
     let claims = context.index.owned_by(&Owner::of(object).uid);
     for claim in claims.iter().filter(|claim| !counted.contains(claim)) {
         triggers.claims.wake(ObjectRef::new(claim));
@@ -474,12 +479,13 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
         .owned(&claim.spec.owner_uid, &claim.name_any(), is_there);
     triggers.network(network);
     if is_there {
+        context.resting_claims.saw(claim);
         triggers.claims.wake(ObjectRef::from_obj(claim));
         if let Some(name) = claimant(context, claim) {
             triggers.endpoint(&name);
         }
     } else {
-        context.resting_claims.forget(claim);
+        context.resting_claims.forget(&claim.name_any());
         if let Ok(address) = claim.spec.address.parse() {
             context.index.drop_floor(network, address);
         }

@@ -158,19 +158,11 @@ pub fn is_confirmed(claim: &IpClaim, endpoint: &Endpoint) -> bool {
     times.is_some_and(|(claim, endpoint)| endpoint.duration_since(claim) < FRESH)
 }
 
-/// How old a claim is when its Endpoint is deleted, if no later Endpoint can be [`FRESH`] for it.
-const SETTLED: SignedDuration = SignedDuration::from_secs(20);
-
-/// Whether the claim of an Endpoint that is deleted may rest without a word in it. Every later Endpoint of the same
-/// owner must confirm the claim then, and so change its version, before the claim counts.
-pub fn rests_unmarked(claim: &IpClaim, endpoint: &Endpoint) -> bool {
+/// Whether another Endpoint of the owner has confirmed the claim.
+pub fn is_anothers(claim: &IpClaim, endpoint: &Endpoint) -> bool {
     let status = claim.status.as_ref();
     let confirmed_for = status.and_then(|status| status.confirmed_for.as_deref());
-    let is_anothers = confirmed_for.is_some() && confirmed_for != endpoint.metadata.uid.as_deref();
-    let made = claim.metadata.creation_timestamp.as_ref();
-    let times = made.zip(endpoint.metadata.deletion_timestamp.as_ref());
-    let is_settled = times.is_some_and(|(made, deleted)| deleted.0.duration_since(made.0) >= SETTLED);
-    is_settled && !is_anothers
+    confirmed_for.is_some() && confirmed_for != endpoint.metadata.uid.as_deref()
 }
 
 /// Returns the address of this family that the owner has already claimed, and its range.
@@ -235,7 +227,7 @@ mod tests {
     use thuban_api::{Endpoint, EndpointSpec, EndpointStatus, IpClaim, IpClaimSpec, IpClaimStatus, PodRef};
 
     use super::{
-        Family, Owner, Standing, capacity, ip_claim_name, is_confirmed, own_claim, propose, rests_unmarked,
+        Family, Owner, Standing, capacity, ip_claim_name, is_anothers, is_confirmed, own_claim, propose,
         standing,
     };
 
@@ -329,21 +321,15 @@ mod tests {
     }
 
     #[test]
-    fn an_old_claim_rests_unmarked_unless_another_confirmed_it() {
-        let at = |second: i64| Some(Time(Timestamp::from_second(second).unwrap()));
-        let (mut claim, mut endpoint) = (claim("e1", "10.0.1.2"), endpoint("e1", &["10.0.1.2"]));
-        claim.metadata.creation_timestamp = at(1000);
-        assert!(!rests_unmarked(&claim, &endpoint), "it is not deleted");
-        for (second, rests) in [(990, false), (1010, false), (1019, false), (1020, true)] {
-            endpoint.metadata.deletion_timestamp = at(second);
-            assert_eq!(rests_unmarked(&claim, &endpoint), rests, "{second}");
-        }
-        for (uid, rests) in [("e2", false), ("e1", true)] {
+    fn a_claim_is_anothers_once_another_confirmed_it() {
+        let (mut claim, endpoint) = (claim("e1", "10.0.1.2"), endpoint("e1", &["10.0.1.2"]));
+        assert!(!is_anothers(&claim, &endpoint));
+        for (uid, is_its) in [("e2", true), ("e1", false)] {
             claim.status = Some(IpClaimStatus {
                 confirmed_for: Some(uid.into()),
                 ..IpClaimStatus::default()
             });
-            assert_eq!(rests_unmarked(&claim, &endpoint), rests, "{uid}");
+            assert_eq!(is_anothers(&claim, &endpoint), is_its, "{uid}");
         }
     }
 

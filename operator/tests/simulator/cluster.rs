@@ -386,9 +386,7 @@ fn end_namespaces(state: &mut State) {
                 .collect();
             for name in within {
                 is_empty = false;
-                let _ = state
-                    .store
-                    .delete(kind, &space, &name, &Preconditions::default(), false);
+                let _ = state.store.delete_as_user(kind, &space, &name, false);
             }
         }
         if is_empty {

@@ -46,7 +46,7 @@ use crate::kind::Kind;
 use crate::operators::{self, Operator};
 use crate::schedule;
 use crate::simulation::{Simulation, State};
-use crate::store::{Preconditions, condition, is_deleting, text};
+use crate::store::{condition, is_deleting, text};
 use crate::tables::Slot;
 
 /// The first VNI that is given out.
@@ -172,8 +172,7 @@ pub async fn until_gone(simulation: &Arc<Simulation>) {
 
 pub fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
     simulation.with(|state| {
-        let preconditions = Preconditions::default();
-        let _ = state.store.delete(kind, namespace, name, &preconditions, false);
+        let _ = state.store.delete_as_user(kind, namespace, name, false);
         state.note(|| format!("{kind:?} {name} is deleted"));
     });
 }

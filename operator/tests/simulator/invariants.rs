@@ -283,6 +283,10 @@ fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
         ));
         return;
     }
+    if state.writer.is_none() && text(old, "/status/phase") != "Provisioned" {
+        // A user deleted it. No pod can have the address yet, and its rows go now.
+        return;
+    }
     out_of_tables(state, vni, address, &format!("endpoint {name} is gone"), uid);
 }
 

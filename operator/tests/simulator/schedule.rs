@@ -414,9 +414,7 @@ fn delete_by_hand(state: &mut State, random: &mut Random) {
         return;
     };
     state.note(|| format!("{kind:?} {name} is deleted by hand"));
-    let _ = state
-        .store
-        .delete(kind, namespace, name, &Preconditions::default(), false);
+    let _ = state.store.delete_as_user(kind, namespace, name, false);
 }
 
 fn new_pod(state: &mut State, random: &mut Random) {

@@ -395,6 +395,22 @@ impl Store {
         Ok(self.put(key, value, EventKind::Modified))
     }
 
+    /// Deletes an object as a user does: a policy denies it for a Provisioned Endpoint of a pod.
+    pub fn delete_as_user(
+        &mut self,
+        kind: Kind,
+        namespace: &str,
+        name: &str,
+        foreground: bool,
+    ) -> Result<Bytes, Failure> {
+        let old = self.value(kind, namespace, name).ok_or(NOT_FOUND)?;
+        let is_pods = kind == Kind::Endpoint && !text(old, "/spec/podRef/uid").is_empty();
+        if is_pods && text(old, "/status/phase") == "Provisioned" {
+            return Err(INVALID);
+        }
+        self.delete(kind, namespace, name, &Preconditions::default(), foreground)
+    }
+
     /// Changes an object as another writer does, whatever version the object has.
     pub fn edit(&mut self, kind: Kind, namespace: &str, name: &str, change: impl FnOnce(&mut Value)) -> bool {
         let Some(old) = self.value(kind, namespace, name).cloned() else {

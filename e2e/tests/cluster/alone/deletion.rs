@@ -88,10 +88,8 @@ fn what_is_deleted_says_what_it_waits_for_and_goes_in_order() {
 
     begin(cluster, &vpc);
     begin(cluster, &network);
-    begin(cluster, &endpoint);
     wait_says(cluster, &vpc, "WaitsForNetworks", NAME);
     wait_says(cluster, &network, "WaitsForEndpoints", "1 endpoints");
-    wait_says(cluster, &endpoint, "WaitsForPod", "pod pod ");
     pod.command(&["true"]).unwrap();
     let kept = get(cluster, &endpoint).unwrap();
     assert_eq!(kept["status"]["phase"], "Provisioned", "{kept:#}");

@@ -231,21 +231,51 @@ fn bound(cluster: &Cluster, namespace: &str, name: &str, role: &str) -> Actor {
     Actor::service_account(cluster, namespace, name).unwrap()
 }
 
+/// Returns the Endpoint of a pod that runs in the namespace `red`.
+fn endpoint_of_pod(actor: &Actor) -> Value {
+    let pod = &tenants().network("red-web")[0].name;
+    let all = actor.get(&["endpoints.thuban.dev", "-n", "red"]).unwrap();
+    let mut all = all["items"].as_array().unwrap().iter();
+    let of_pod = all.find(|endpoint| endpoint["spec"]["podRef"]["name"] == pod.as_str());
+    of_pod.unwrap().clone()
+}
+
+#[test]
+fn nobody_deletes_the_endpoint_of_a_running_pod() {
+    let cluster = &tenants().cluster;
+    let ruler = bound(cluster, "red", "deleter", "cluster-admin");
+    let endpoint = endpoint_of_pod(&ruler);
+    let name = endpoint["metadata"]["name"].as_str().unwrap();
+    let pod = endpoint["spec"]["podRef"]["name"].as_str().unwrap();
+    for actor in [ruler, Actor::administrator(cluster).unwrap()] {
+        for what in [&[name][..], &["--all"]] {
+            let arguments = ["delete", "--dry-run=server", "endpoints.thuban.dev", "-n", "red"];
+            let answer = actor.kubectl(&[&arguments[..], what].concat());
+            actor.is_refused("delete it", answer, &[pod, "delete the pod"]);
+        }
+    }
+}
+
 #[test]
 fn who_rules_a_namespace_takes_no_finalizer_of_its_endpoints() {
     let cluster = &tenants().cluster;
     let ruler = bound(cluster, "red", "ruler", "cluster-admin");
     let admin = Actor::administrator(cluster).unwrap();
-    let of_pod = &tenants().network("red-web")[0].name;
-    let all = ruler.get(&["endpoints.thuban.dev", "-n", "red"]).unwrap();
-    let endpoint = all["items"]
-        .as_array()
-        .and_then(|items| {
-            let is_its = |endpoint: &&Value| endpoint["spec"]["podRef"]["name"] == of_pod.as_str();
-            items.iter().find(is_its)
-        })
+    let name = "ruled";
+    let manifest = json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
+        "metadata": {"name": name, "namespace": "red"}, "spec": {"network": "red-web"},
+    });
+    ruler
+        .with_input(&["create", "-f", "-"], &manifest.to_string())
         .unwrap();
-    let name = endpoint["metadata"]["name"].as_str().unwrap();
+    let object = ["endpoints.thuban.dev", "-n", "red", name];
+    let mut endpoint = Value::Null;
+    let guarded = cluster.wait_for("its finalizer", Duration::from_secs(20), || {
+        endpoint = ruler.get(&object)?;
+        Ok(endpoint["metadata"]["finalizers"] == json!(["thuban.dev/rows"]))
+    });
+    guarded.unwrap();
     let patch = |actor: &Actor, patch: &Value| {
         actor.kubectl(&[
             "patch",
@@ -285,6 +315,7 @@ fn who_rules_a_namespace_takes_no_finalizer_of_its_endpoints() {
     }
     // The cluster's administrator repairs it.
     patch(&admin, &json!({"metadata": {"finalizers": null}})).unwrap();
+    delete(cluster, &object).unwrap();
 }
 
 #[test]

@@ -19,9 +19,10 @@ use crate::controller::attach;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached};
 use crate::controller::denial;
+use crate::controller::endpoint::remove::remove;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
-use crate::controller::runtime::objects::{create, delete};
+use crate::controller::runtime::objects::{create, delete, has_finalizer};
 use crate::model::admission::network_of;
 use crate::model::allocation::Owner;
 use crate::model::asked::{AskedError, asked_addresses, unicast};
@@ -159,7 +160,7 @@ async fn create_endpoint(
     Ok(Action::requeue(POD_RETRY))
 }
 
-/// Deletes the Endpoint of a pod when the pod is gone and nothing of it is attached; none: its workflow goes on.
+/// Ends the Endpoint of a pod when the pod is gone and nothing of it is attached; none: its workflow goes on.
 pub async fn attend(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
@@ -174,8 +175,12 @@ pub async fn attend(
         deletion::wait_long(endpoint, endpoints, ("WaitsForNode", &message), context).await?;
         return Ok(Some(Action::requeue(Duration::from_secs(5))));
     }
-    delete(endpoints, endpoint).await?;
-    Ok(Some(Action::await_change()))
+    if has_finalizer(endpoint) {
+        // An earlier version of the operator made it: its rows go once it is deleted.
+        delete(endpoints, endpoint).await?;
+        return Ok(Some(Action::await_change()));
+    }
+    remove(endpoint, endpoints, context).await.map(Some)
 }
 
 /// Claims addresses ahead, if the pod may have them. The Endpoint reports any obstacle.

@@ -1,33 +1,34 @@
-//! Removes an Endpoint that is deleted: from all droplets, before its addresses are released.
+//! Removes an Endpoint that is deleted, or whose pod is gone: from all droplets, before its addresses are released.
 
 use std::net::IpAddr;
 use std::time::Duration;
 
 use kube::runtime::controller::Action;
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
 use thuban_api::Endpoint;
 
-use crate::controller::address::{claims_to_rest, release_each};
+use crate::controller::address::claims_counted;
 use crate::controller::attach;
-use crate::controller::claim::rest_each;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached, until_taken};
 use crate::controller::endpoint::sync::remove_endpoint;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
-use crate::controller::runtime::objects::{has_finalizer, remove_finalizer};
+use crate::controller::runtime::objects::{delete, has_finalizer, remove_finalizer};
 use crate::hub::{Barrier, Waiter};
 use crate::model::allocation::{Owner, addresses_of};
 use crate::model::endpoint::{EndpointKind, droplet_of, has_addresses, name_of, pod_of};
 use crate::model::world::RoleKind;
 
-/// Removes the rows first: the world forgets the endpoint. Then removes the object. Its claims rest from then on.
+/// Removes the rows first: the world forgets the endpoint. Then removes the object, and its claims rest.
 pub async fn remove(
     endpoint: &Endpoint,
     endpoints: &Api<Endpoint>,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    if !has_finalizer(endpoint) {
+    let is_deleted = endpoint.metadata.deletion_timestamp.is_some();
+    if is_deleted && !has_finalizer(endpoint) {
         return Ok(Action::await_change());
     }
     let is_pods = EndpointKind::of(endpoint) != EndpointKind::Host;
@@ -69,19 +70,25 @@ pub async fn remove(
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    let resting = claims_to_rest(endpoint, &addresses, context);
-    let rests = |address: &IpAddr| {
-        let mut texts = resting.iter().map(|claim| &claim.spec.address);
-        texts.any(|text| text.parse() == Ok(*address))
-    };
-    let marked: Vec<IpAddr> = addresses
-        .iter()
-        .copied()
-        .filter(|address| !rests(address))
-        .collect();
-    release_each(endpoint, &marked, context).await?;
-    remove_finalizer(endpoints, endpoint).await?;
-    rest_each(&resting, context);
+    let claims = claims_counted(endpoint, &addresses, context);
+    let claims = claims
+        .into_iter()
+        .map(|claim| (context.resting_claims.is_settled(&claim), claim));
+    let claims: Vec<_> = claims.collect();
+    if is_deleted {
+        remove_finalizer(endpoints, endpoint).await?;
+    } else {
+        delete(endpoints, endpoint).await?;
+    }
+    for (is_settled, claim) in claims {
+        if is_deleted {
+            context.resting_claims.begin(&claim, is_settled);
+        } else {
+            // Until now another leader may have sent its rows again: only a deleted Endpoint has none for good.
+            context.resting_claims.expect(&claim, is_settled);
+        }
+        context.hub.triggers.claims.wake(ObjectRef::from_obj(&*claim));
+    }
     context.reservations.forget(&Owner::of(endpoint).uid);
     context.clocks.forget(Timed::EndpointWait, &uid);
     context.clocks.forget(Timed::TooManyRules, &uid);

@@ -1,12 +1,12 @@
-//! Tests of Endpoints whose finalizer is removed by hand: their addresses stay claimed while a pod may have them.
+//! Tests of Endpoints that go at once, whatever guards them: their addresses stay claimed while a pod may have them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::sleep;
 
-use super::{begin, check, delete, end_everything, pod_on, until};
+use super::{begin, check, end_everything, pod_on, until};
 use crate::cluster::{add_pod, remove_node};
 use crate::droplet::Report;
 use crate::kind::Kind;
@@ -19,9 +19,9 @@ const EAST: &str = NAMESPACES[0];
 /// A time longer than a claim without an Endpoint waits and rests.
 const LONG: Duration = Duration::from_mins(3);
 
-/// Removes the Endpoint at once, whatever the operator wants.
+/// Removes the Endpoint at once, as an administrator can who took the policy away.
 fn strip(simulation: &Simulation, pod: &str) {
-    let name = simulation.with(|state| {
+    simulation.with(|state| {
         let endpoint = {
             let mut endpoints = state.store.values(Kind::Endpoint);
             endpoints
@@ -30,12 +30,8 @@ fn strip(simulation: &Simulation, pod: &str) {
         };
         let name = text(&endpoint.expect("an Endpoint"), "/metadata/name").to_owned();
         state.stripped.insert(name.clone());
-        state.store.edit(Kind::Endpoint, EAST, &name, |endpoint| {
-            endpoint["metadata"]["finalizers"] = Value::Null;
-        });
-        name
+        state.store.purge(Kind::Endpoint, EAST, &name);
     });
-    delete(simulation, Kind::Endpoint, EAST, &name);
 }
 
 fn is_attached(state: &State, node: &str) -> bool {
