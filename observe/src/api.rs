@@ -51,15 +51,31 @@ pub struct Shared {
     answers: Arc<Places>,
 }
 
+/// What a request says of its reader and of what the reader wants to know.
+type Asked = (Extension<Peer>, HeaderMap, RawQuery);
+
+/// Returns the parameters of a request, as they were sent.
+fn query_of((_, _, RawQuery(query)): &Asked) -> &str {
+    query.as_deref().unwrap_or_default()
+}
+
 impl Shared {
-    async fn admit(&self, peer: Peer, headers: &HeaderMap, scope: &Scope) -> Result<Reader, Problem> {
-        Reader::admit(&self.access, peer, headers, scope).await
+    /// Lets in a reader who may read the scope.
+    async fn admit(&self, (Extension(peer), headers, _): &Asked, scope: &Scope) -> Result<Reader, Problem> {
+        Reader::admit(&self.access, *peer, headers, scope).await
     }
 
-    /// Lets in a reader, and returns the place of its answer.
-    async fn admit_once(&self, peer: Peer, headers: &HeaderMap, scope: &Scope) -> Result<Place, Problem> {
-        self.admit(peer, headers, scope).await?;
-        self.answers.take(scope).ok_or(Problem::TooManyAnswers)
+    /// Answers a reader of the scope once. The answer keeps its place.
+    async fn answer(
+        &self,
+        asked: &Asked,
+        scope: Scope,
+        answer: impl FnOnce(&Relay, &Scope) -> Response + Send + 'static,
+    ) -> Result<Response, Problem> {
+        self.admit(asked, &scope).await?;
+        let place = self.answers.take(&scope).ok_or(Problem::TooManyAnswers)?;
+        let response = self.make(move |relay| answer(relay, &scope)).await?;
+        Ok(hold(place, response))
     }
 
     /// Makes an answer beside the threads that serve connections.
@@ -125,21 +141,16 @@ fn hold(place: Place, response: Response) -> Response {
     })
 }
 
-async fn flows(
-    State(shared): State<Arc<Shared>>,
-    Extension(peer): Extension<Peer>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Problem> {
-    let asked = FlowsQuestion::read(&query.unwrap_or_default())?;
-    let scope = asked.query.scope.clone();
-    let reader = shared.admit(peer, &headers, &scope).await?;
-    let from = asked.since.map_or(0, |since| {
+async fn flows(asked: Asked, State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let question = FlowsQuestion::read(query_of(&asked))?;
+    let scope = question.query.scope.clone();
+    let reader = shared.admit(&asked, &scope).await?;
+    let from = question.since.map_or(0, |since| {
         let back = Duration::from_secs(since).as_millis();
         now().saturating_sub(u64::try_from(back).unwrap_or(u64::MAX))
     });
-    let (query, last) = (asked.query, asked.last.min(CAPACITY));
-    if asked.follow {
+    let (query, last) = (question.query, question.last.min(CAPACITY));
+    if question.follow {
         let place = shared
             .relay
             .followers
@@ -170,30 +181,21 @@ async fn flows(
     Ok(respond(LINES, past.body(place)))
 }
 
-async fn graph(
-    State(shared): State<Arc<Shared>>,
-    Extension(peer): Extension<Peer>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Problem> {
-    let scope = read_scope(&query.unwrap_or_default())?;
-    let place = shared.admit_once(peer, &headers, &scope).await?;
-    let graph = shared.make(move |relay| relay.graph(&scope)).await?;
-    let graph = Graph {
-        generated_unix_ms: now(),
-        ..graph
+async fn graph(asked: Asked, State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let scope = read_scope(query_of(&asked))?;
+    let answer = |relay: &Relay, scope: &Scope| {
+        let graph = Graph {
+            generated_unix_ms: now(),
+            ..relay.graph(scope)
+        };
+        Json(graph).into_response()
     };
-    Ok(hold(place, Json(graph).into_response()))
+    shared.answer(&asked, scope, answer).await
 }
 
-async fn graph_events(
-    State(shared): State<Arc<Shared>>,
-    Extension(peer): Extension<Peer>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Problem> {
-    let scope = read_scope(&query.unwrap_or_default())?;
-    let reader = shared.admit(peer, &headers, &scope).await?;
+async fn graph_events(asked: Asked, State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let scope = read_scope(query_of(&asked))?;
+    let reader = shared.admit(&asked, &scope).await?;
     let place = shared
         .relay
         .followers
@@ -208,28 +210,16 @@ async fn graph_events(
     Ok(respond(EVENTS, graphs.body()))
 }
 
-async fn top(
-    State(shared): State<Arc<Shared>>,
-    Extension(peer): Extension<Peer>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Problem> {
-    let (scope, by) = read_top(&query.unwrap_or_default())?;
-    let place = shared.admit_once(peer, &headers, &scope).await?;
-    let top = shared.make(move |relay| relay.top(&scope, by)).await?;
-    Ok(hold(place, Json(top).into_response()))
+async fn top(asked: Asked, State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let (scope, by) = read_top(query_of(&asked))?;
+    let answer = move |relay: &Relay, scope: &Scope| Json(relay.top(scope, by)).into_response();
+    shared.answer(&asked, scope, answer).await
 }
 
-async fn series(
-    State(shared): State<Arc<Shared>>,
-    Extension(peer): Extension<Peer>,
-    headers: HeaderMap,
-    RawQuery(query): RawQuery,
-) -> Result<Response, Problem> {
-    let scope = read_scope(&query.unwrap_or_default())?;
-    let place = shared.admit_once(peer, &headers, &scope).await?;
-    let series = shared.make(move |relay| relay.series(&scope)).await?;
-    Ok(hold(place, respond(SERIES, series)))
+async fn series(asked: Asked, State(shared): State<Arc<Shared>>) -> Result<Response, Problem> {
+    let scope = read_scope(query_of(&asked))?;
+    let answer = |relay: &Relay, scope: &Scope| respond(SERIES, relay.series(scope));
+    shared.answer(&asked, scope, answer).await
 }
 
 async fn index() -> Result<Response, Problem> {
