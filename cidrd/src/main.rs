@@ -84,7 +84,7 @@ async fn run(settings: Settings) -> Result<()> {
         secret: "thuban-cidrd-ca",
         server: TLS_NAME,
     };
-    let authority = Authority::load(client.clone(), names, metrics::ca_expires).await;
+    let authority = Authority::load(client.clone(), names, process::ca_expires).await;
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(authority.keep());
     let mut watches = Watches::new();
@@ -108,7 +108,7 @@ async fn run(settings: Settings) -> Result<()> {
         router: router(ApiServer::new(client.clone()), directory.clone()),
     };
     let address = SocketAddr::new(settings.pod_ip, settings.port);
-    metrics::ready();
+    process::set_ready(true);
     tokio::select! {
         () = server.serve(address, "THUBAN_CIDRD_PORT") => bail!("the API ended"),
         () = look(client, &directory) => bail!("the look at leases ended"),

@@ -1,7 +1,6 @@
 //! Metrics and probes of this process.
 
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::http::{Method, StatusCode};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -9,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use thuban_telemetry::process::RegistryPages;
+use thuban_telemetry::process::{OBJECTS_UNREAD, RegistryPages, register_ca_expiry};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Request {
@@ -26,12 +25,10 @@ struct Metrics {
     requests: Family<Request, Counter>,
     leases: Family<InState, Gauge>,
     expired: Counter,
-    ca_expiry: Gauge,
     registry: Registry,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
-static IS_READY: AtomicBool = AtomicBool::new(false);
 
 impl Metrics {
     fn new() -> Self {
@@ -39,7 +36,6 @@ impl Metrics {
             requests: Family::default(),
             leases: Family::default(),
             expired: Counter::default(),
-            ca_expiry: Gauge::default(),
             registry: Registry::with_prefix("thuban_cidrd"),
         };
         let registry = &mut metrics.registry;
@@ -54,11 +50,7 @@ impl Metrics {
             "Leases that their holders did not renew in time",
             metrics.expired.clone(),
         );
-        registry.register(
-            "ca_expiry_timestamp_seconds",
-            "When the CA of cidrd and its clients expires",
-            metrics.ca_expiry.clone(),
-        );
+        register_ca_expiry(registry, "When the CA of cidrd and its clients expires");
         metrics
     }
 }
@@ -87,21 +79,10 @@ pub fn expired() {
     METRICS.expired.inc();
 }
 
-/// Notes when the CA expires, in seconds since 1970.
-pub fn ca_expires(at: u64) {
-    METRICS.ca_expiry.set(i64::try_from(at).unwrap_or(i64::MAX));
-}
-
-/// Notes that requests can be answered.
-pub fn ready() {
-    IS_READY.store(true, Ordering::Relaxed);
-}
-
 /// Returns the pages of this process.
 pub fn pages() -> RegistryPages {
     RegistryPages {
         registry: &METRICS.registry,
-        is_ready: &IS_READY,
-        unready: "the API server's objects are not read yet",
+        unready: OBJECTS_UNREAD,
     }
 }

@@ -111,7 +111,7 @@ async fn run(settings: Settings) -> Result<()> {
     let client = thuban_client::infer()
         .await
         .context("configuration of the API server's client")?;
-    let authority = Authority::load(client.clone(), CA, metrics::ca_expires).await;
+    let authority = Authority::load(client.clone(), CA, process::ca_expires).await;
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(authority.keep());
     let changes = watch::Sender::new(0);
@@ -183,7 +183,7 @@ async fn run(settings: Settings) -> Result<()> {
     };
     let address = SocketAddr::new(settings.pod_ip, settings.port);
     let forget = forget(&context.leases, &speakers.vips);
-    metrics::ready();
+    process::set_ready(true);
     tokio::select! {
         () = server.serve(address, "THUBAN_LBAASD_PORT") => bail!("the API ended"),
         () = services(&client, settings.default_load_balancer) => bail!("the controller of Services ended"),

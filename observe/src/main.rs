@@ -41,7 +41,7 @@ async fn run(settings: Settings) -> Result<()> {
     let client = thuban_client::infer()
         .await
         .context("configuration of the API server's client")?;
-    let authority = Authority::load(client.clone(), CA, metrics::ca_expires).await;
+    let authority = Authority::load(client.clone(), CA, process::ca_expires).await;
     let (certificate, bundle) = (authority.certificate(), authority.bundle());
     tokio::spawn(publish(client.clone(), CA, "thuban-observe", authority.bundle()));
     tokio::spawn(authority.keep());
@@ -69,7 +69,7 @@ async fn run(settings: Settings) -> Result<()> {
     let server = Server::new(certificate, router).context("TLS of the API")?;
     let announced = SocketAddr::new(settings.pod_ip, settings.port).to_string();
     tokio::spawn(announce(client, announced, bundle));
-    metrics::ready();
+    process::set_ready(true);
     // A port-forward comes to loopback, droplets come to the pod's address.
     let any: IpAddr = match settings.pod_ip {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),

@@ -1,14 +1,13 @@
 //! Metrics and probes of this process. The sums of flows that readers get are in [`crate::series`].
 
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
-use thuban_telemetry::process::RegistryPages;
+use thuban_telemetry::process::{OBJECTS_UNREAD, RegistryPages, register_ca_expiry};
 
 use crate::flow::Lost;
 
@@ -38,12 +37,10 @@ struct Metrics {
     lines_lost: Counter,
     sums_refused: Counter,
     answers: Family<Status, Counter>,
-    ca_expiry: Gauge,
     registry: Registry,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
-static IS_READY: AtomicBool = AtomicBool::new(false);
 
 impl Metrics {
     fn new() -> Self {
@@ -58,7 +55,6 @@ impl Metrics {
             lines_lost: Counter::default(),
             sums_refused: Counter::default(),
             answers: Family::default(),
-            ca_expiry: Gauge::default(),
             registry: Registry::with_prefix("thuban_observe"),
         };
         metrics.register();
@@ -101,11 +97,7 @@ impl Metrics {
             "Answers to readers, by HTTP status",
             self.answers.clone(),
         );
-        registry.register(
-            "ca_expiry_timestamp_seconds",
-            "When the CA of thuban-observe expires",
-            self.ca_expiry.clone(),
-        );
+        register_ca_expiry(registry, "When the CA of thuban-observe expires");
     }
 }
 
@@ -167,21 +159,10 @@ pub fn answered(status: u16) {
     METRICS.answers.get_or_create(&Status { status }).inc();
 }
 
-/// Notes when the CA expires, in seconds since 1970.
-pub fn ca_expires(at: u64) {
-    METRICS.ca_expiry.set(i64::try_from(at).unwrap_or(i64::MAX));
-}
-
-/// Notes that readers and droplets are served.
-pub fn ready() {
-    IS_READY.store(true, Ordering::Relaxed);
-}
-
 /// Returns the pages of this process.
 pub fn pages() -> RegistryPages {
     RegistryPages {
         registry: &METRICS.registry,
-        is_ready: &IS_READY,
-        unready: "the API server's objects are not read yet",
+        unready: OBJECTS_UNREAD,
     }
 }

@@ -23,7 +23,7 @@ use thuban_operator::metrics::serve as metrics;
 use thuban_operator::stream::door::{Door, Limits};
 use thuban_operator::stream::server::{TransitService, serve};
 use thuban_proto::OPERATOR_TLS_NAME;
-use thuban_telemetry::{Guard, control};
+use thuban_telemetry::{Guard, control, process};
 use tikv_jemallocator::Jemalloc;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -124,7 +124,7 @@ async fn main() -> Result<()> {
         Some(Ask::Heap(socket)) => return Ok(socket.print_heap()?),
         None => {}
     }
-    thuban_telemetry::process::begin("info,kube_runtime=warn");
+    process::begin("info,kube_runtime=warn");
     thuban_telemetry::traces::begin("thuban-operator", &settings.pod_name);
     tokio::spawn(control::serve(Some(heap::dump)));
     match Box::pin(lead(&settings)).await? {
@@ -178,7 +178,7 @@ async fn lead(settings: &Settings) -> Result<Next> {
         .context("configuration of the API server's client")?;
     let page = serve_pages(settings, client.clone())?;
     let waiting = async {
-        let authority = Authority::load(client.clone(), CA, thuban_operator::metrics::ca_expires).await;
+        let authority = Authority::load(client.clone(), CA, process::ca_expires).await;
         let (certificate, ca_bundle) = (authority.certificate(), authority.bundle());
         page.set(certificate.clone());
         // Scrapers verify this page by it. A standby publishes, too: its page is shown while nobody leads.
@@ -191,14 +191,14 @@ async fn lead(settings: &Settings) -> Result<Next> {
             ca_bundle,
         };
         info!(identity = candidate.identity, "waiting for leadership");
-        metrics::ready(true);
+        process::set_ready(true);
         anyhow::Ok((certificate, leader::acquire(client.clone(), candidate).await))
     };
     let (certificate, mut leadership) = tokio::select! {
         acquired = waiting => acquired?,
         () = stop.wait() => return Ok(Next::Stop),
     };
-    metrics::ready(false);
+    process::set_ready(false);
     let (outranked, mut higher) = tokio::sync::mpsc::channel(1);
     let options = run::Options {
         epoch: leadership.epoch(),
@@ -273,7 +273,7 @@ async fn run(
     let control = async {
         let mut tasks = JoinSet::new();
         started.send_replace(Some(run::start(client.clone(), options, &mut tasks).await));
-        metrics::ready(true);
+        process::set_ready(true);
         let default_cidr = settings.default_vpc_cidr.to_string();
         let defaults = async {
             while let Err(error) = defaults::ensure(&client, &default_cidr).await {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use thuban_api::routes::{Announced, Peer, Route, Routes, Serving, WithoutPassword};
+use thuban_telemetry::process;
 use tokio::sync::watch;
 use tracing::{info, warn};
 
@@ -120,7 +121,7 @@ impl Ledger {
         self.state.answered(routes, sent);
         self.peers = Some(answer.peers);
         self.answered_at = now();
-        metrics::ready();
+        process::set_ready(true);
         self.answers.send_modify(|number| *number += 1);
         self.publish();
         *self.answers.borrow()

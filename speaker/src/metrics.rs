@@ -1,7 +1,6 @@
 //! Metrics and probes of this process.
 
 use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -25,7 +24,6 @@ struct Metrics {
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
-static IS_READY: AtomicBool = AtomicBool::new(false);
 
 impl Metrics {
     fn new() -> Self {
@@ -97,16 +95,10 @@ pub fn since_answer(time: Duration) {
         .set(i64::try_from(time.as_secs()).unwrap_or(i64::MAX));
 }
 
-/// Notes that gobgpd has been reached, and that lbaasd has answered.
-pub fn ready() {
-    IS_READY.store(true, Ordering::Relaxed);
-}
-
 /// Returns the pages of this process.
 pub fn pages() -> RegistryPages {
     RegistryPages {
         registry: &METRICS.registry,
-        is_ready: &IS_READY,
         unready: "gobgpd or lbaasd has not answered yet",
     }
 }

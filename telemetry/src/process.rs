@@ -1,10 +1,12 @@
-//! What small processes have in common: their log, rustls' provider, their end by a signal, addresses of servers, and
-//! the pages of one registry.
+//! What small processes have in common: their log, rustls' provider, their end by a signal, addresses of servers,
+//! whether they are ready, when their CA expires, and the pages of one registry.
 
 use std::io;
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use thiserror::Error;
 use tokio::signal::unix::{SignalKind, signal};
@@ -13,6 +15,12 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::json::Lines;
 use crate::{Answer, Pages, abort_on_panic, levels};
+
+/// What `/readyz` says of a process that has not read the API server's objects.
+pub const OBJECTS_UNREAD: &str = "the API server's objects are not read yet";
+
+static IS_READY: AtomicBool = AtomicBool::new(false);
+static CA_EXPIRY: LazyLock<Gauge> = LazyLock::new(Gauge::default);
 
 /// Begins the process with its log on standard output, see [`begin_on`].
 pub fn begin(levels: &str) {
@@ -76,11 +84,30 @@ pub fn server_address(text: &str) -> Result<String, AddressError> {
     Ok(text.to_owned())
 }
 
+/// Notes whether this process can do its work.
+pub fn set_ready(is_ready: bool) {
+    IS_READY.store(is_ready, Ordering::Relaxed);
+}
+
+/// Whether this process can do its work, as it noted last.
+pub fn is_ready() -> bool {
+    IS_READY.load(Ordering::Relaxed)
+}
+
+/// Notes when the CA of this process expires, in seconds since 1970.
+pub fn ca_expires(at: u64) {
+    CA_EXPIRY.set(i64::try_from(at).unwrap_or(i64::MAX));
+}
+
+/// Has a registry show when the CA expires. `help` says which CA.
+pub fn register_ca_expiry(registry: &mut Registry, help: &str) {
+    registry.register("ca_expiry_timestamp_seconds", help, CA_EXPIRY.clone());
+}
+
 /// `/metrics` of a registry, and probes.
 pub struct RegistryPages {
     pub registry: &'static Registry,
-    pub is_ready: &'static AtomicBool,
-    /// What `/readyz` says before.
+    /// What `/readyz` says before the process is ready.
     pub unready: &'static str,
 }
 
@@ -95,7 +122,7 @@ impl Pages for RegistryPages {
                 }
             }
             "/healthz" => Answer::Text("ok\n".to_owned()),
-            "/readyz" if self.is_ready.load(Ordering::Relaxed) => Answer::Text("ok\n".to_owned()),
+            "/readyz" if is_ready() => Answer::Text("ok\n".to_owned()),
             "/readyz" => Answer::Unready(format!("{}\n", self.unready)),
             _ => Answer::Unknown("/metrics, /healthz, /readyz\n"),
         }
@@ -104,7 +131,39 @@ impl Pages for RegistryPages {
 
 #[cfg(test)]
 mod tests {
-    use super::{AddressError, server_address};
+    use std::sync::LazyLock;
+
+    use prometheus_client::registry::Registry;
+
+    use super::{AddressError, RegistryPages, ca_expires, register_ca_expiry, server_address, set_ready};
+    use crate::{Answer, Pages};
+
+    #[tokio::test]
+    async fn pages_say_when_a_process_is_ready_and_its_ca_expires() {
+        static REGISTRY: LazyLock<Registry> = LazyLock::new(|| {
+            let mut registry = Registry::with_prefix("thuban_test");
+            register_ca_expiry(&mut registry, "When the CA of the test expires");
+            registry
+        });
+        let pages = RegistryPages {
+            registry: &REGISTRY,
+            unready: "nothing is read yet",
+        };
+        let unready = Answer::Unready("nothing is read yet\n".to_owned());
+        assert_eq!(pages.answer("/readyz").await, unready);
+        set_ready(true);
+        assert_eq!(pages.answer("/readyz").await, Answer::Text("ok\n".to_owned()));
+        set_ready(false);
+        assert_eq!(pages.answer("/readyz").await, unready);
+        ca_expires(1_800_000_000);
+        let Answer::Metrics(text) = pages.answer("/metrics").await else {
+            panic!("no metrics");
+        };
+        assert!(
+            text.contains("\nthuban_test_ca_expiry_timestamp_seconds 1800000000\n"),
+            "{text}"
+        );
+    }
 
     #[test]
     fn an_address_that_kubelet_did_not_know_is_refused() {

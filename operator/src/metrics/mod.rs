@@ -23,6 +23,7 @@ use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use thuban_api::Phase;
 use thuban_proto::transit::{DropletMessage, droplet_message};
+use thuban_telemetry::process::register_ca_expiry;
 use tokio::time::Instant;
 use tracing::{Instrument, info_span};
 
@@ -113,7 +114,6 @@ struct Metrics {
     network_policies: Gauge,
     policies: PolicyMetrics,
     rows_without_room: Gauge,
-    ca_expiry: Gauge,
 }
 
 static METRICS: LazyLock<Metrics> = LazyLock::new(Metrics::new);
@@ -146,7 +146,6 @@ impl Metrics {
             network_policies: Gauge::default(),
             policies: PolicyMetrics::default(),
             rows_without_room: Gauge::default(),
-            ca_expiry: Gauge::default(),
         };
         let registry = &mut metrics.registry;
         registry.register(
@@ -218,10 +217,9 @@ impl Metrics {
             "Rows that droplets refuse because a table is full",
             metrics.rows_without_room.clone(),
         );
-        registry.register(
-            "ca_expiry_timestamp_seconds",
+        register_ca_expiry(
+            registry,
             "When the CA expires that has signed this process's certificate",
-            metrics.ca_expiry.clone(),
         );
         metrics.policies.register(registry);
         metrics
@@ -390,11 +388,6 @@ pub async fn observed<K: Counted, E: Category>(
     };
     METRICS.reconciles.get_or_create(&labels).inc();
     result
-}
-
-/// Notes when the CA expires that has signed this process's certificate, in seconds since 1970.
-pub fn ca_expires(at: u64) {
-    METRICS.ca_expiry.set(i64::try_from(at).unwrap_or(i64::MAX));
 }
 
 /// Counts a connection or token that is refused at the droplets' port. `reason` is one of few words.

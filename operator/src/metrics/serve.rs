@@ -1,23 +1,16 @@
 //! Serves `/metrics` for Prometheus, `/healthz` and `/readyz` for kubelet, on the node's address. Metrics are shown by
 //! TLS to who may get `/metrics`, probes to everybody.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use thuban_authority::ServerCertificate;
+use thuban_telemetry::process::is_ready;
 use thuban_telemetry::{Answer, Pages, REQUEST_TIMEOUT};
 use tokio::time::timeout;
 
 use super::{leadership, text};
-
-static IS_READY: AtomicBool = AtomicBool::new(false);
-
-/// Sets whether the process is ready. A standby is ready when it could lead, a leader when it serves.
-pub fn ready(is_ready: bool) {
-    IS_READY.store(is_ready, Ordering::Relaxed);
-}
 
 /// The certificate of the page of metrics. There is none until the operator has its CA: probes don't wait for it.
 #[derive(Debug, Default)]
@@ -37,6 +30,7 @@ impl ResolvesServerCert for PageCertificate {
     }
 }
 
+/// Metrics and probes. A standby is ready when it could lead, a leader when it serves.
 #[derive(Debug)]
 pub struct OperatorPages;
 
@@ -47,7 +41,7 @@ impl Pages for OperatorPages {
             "/metrics" => text().map_or_else(|error| Answer::Failed(error.to_string()), Answer::Metrics),
             "/healthz" if is_alive().await => good(),
             "/healthz" => Answer::Unready("the hub does not answer".to_owned()),
-            "/readyz" if IS_READY.load(Ordering::Relaxed) => good(),
+            "/readyz" if is_ready() => good(),
             "/readyz" => Answer::Unready("not ready yet".to_owned()),
             _ => Answer::Unknown("there are /metrics, /healthz and /readyz"),
         }
@@ -65,6 +59,8 @@ async fn is_alive() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use thuban_telemetry::process::set_ready;
+
     use super::*;
 
     #[tokio::test]
@@ -77,9 +73,9 @@ mod tests {
         assert!(metrics.ends_with("# EOF\n"), "{metrics}");
         let good = Answer::Text("ok\n".into());
         assert_eq!(pages.answer("/healthz").await, good);
-        ready(false);
+        set_ready(false);
         assert!(matches!(pages.answer("/readyz").await, Answer::Unready(_)));
-        ready(true);
+        set_ready(true);
         assert_eq!(pages.answer("/readyz").await, good);
         assert!(matches!(pages.answer("/").await, Answer::Unknown(_)));
     }
