@@ -57,15 +57,7 @@ pub fn archive(profile: Profile) -> Result<PathBuf> {
 
 /// Waits until CoreDNS is ready.
 pub fn wait_ready(cluster: &Cluster) -> Result<()> {
-    wait("CoreDNS", || {
-        workload(
-            cluster,
-            NAMESPACE,
-            "deployment/coredns",
-            "replicas",
-            "readyReplicas",
-        )
-    })
+    wait("CoreDNS", || workload(cluster, NAMESPACE, "deployment/coredns"))
 }
 
 /// Writes the image, in a folder apart from the images that every cluster imports.

@@ -1,18 +1,15 @@
 //! thuban-observe: its image, and the manifest of `install/observe/`.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use serde_json::json;
 use thuban_cluster::Cluster;
 
 use crate::{
-    build::{Profile, compile, images_files, root, stripped_for},
+    build::{Profile, compile, images_files, stripped_for},
     images::{self, Image},
-    install::{self, manifests_in, wait, workload},
+    install::{self, bring, wait, workload},
     page,
     platform::Platform,
     progress,
@@ -59,14 +56,7 @@ pub fn archive_of(platform: Platform, binaries: &Path, work: &Path, folder: &Pat
 
 /// Brings the image and the manifest, and does not wait.
 pub fn apply(cluster: &Cluster) -> Result<()> {
-    cluster.import_image(&archive(Profile::of(cluster.name()))?)?;
-    for file in manifests_in(&root().join("install/observe"))? {
-        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
-        cluster
-            .kubectl_apply(&text)
-            .with_context(|| format!("applying {}", file.display()))?;
-    }
-    Ok(())
+    bring(cluster, &archive(Profile::of(cluster.name()))?, "observe")
 }
 
 /// Installs thuban-observe on a cluster that has Thuban, has nodes tell it of all flows, and waits until it works.
@@ -85,22 +75,8 @@ pub fn install(cluster: &Cluster) -> Result<()> {
     ])?;
     let transitd = "daemonset/transitd";
     cluster.kubectl(&["rollout", "restart", "-n", install::NAMESPACE, transitd])?;
-    wait("transitd", || {
-        workload(
-            cluster,
-            install::NAMESPACE,
-            transitd,
-            "desiredNumberScheduled",
-            "numberReady",
-        )
-    })?;
+    wait("transitd", || workload(cluster, install::NAMESPACE, transitd))?;
     wait("thuban-observe", || {
-        workload(
-            cluster,
-            NAMESPACE,
-            "deployment/thuban-observe",
-            "replicas",
-            "readyReplicas",
-        )
+        workload(cluster, NAMESPACE, "deployment/thuban-observe")
     })
 }

@@ -82,7 +82,7 @@ pub fn manifests() -> Result<Vec<PathBuf>> {
 }
 
 /// Returns the YAML files of a folder, in name order.
-pub fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>> {
+fn manifests_in(folder: &Path) -> Result<Vec<PathBuf>> {
     let entries = fs::read_dir(folder).with_context(|| format!("reading {}", folder.display()))?;
     let mut files: Vec<PathBuf> = entries
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -178,23 +178,9 @@ fn import_changed_images(cluster: &Cluster) -> Result<bool> {
 
 fn wait_installed(cluster: &Cluster) -> Result<()> {
     wait("operator", || {
-        workload(
-            cluster,
-            NAMESPACE,
-            "deployment/thuban-operator",
-            "replicas",
-            "readyReplicas",
-        )
+        workload(cluster, NAMESPACE, "deployment/thuban-operator")
     })?;
-    wait("transitd", || {
-        workload(
-            cluster,
-            NAMESPACE,
-            "daemonset/transitd",
-            "desiredNumberScheduled",
-            "numberReady",
-        )
-    })?;
+    wait("transitd", || workload(cluster, NAMESPACE, "daemonset/transitd"))?;
     wait("nodes", || {
         let nodes = get(cluster, &["nodes"])?;
         let nodes = nodes["items"].as_array().context("a list of nodes")?;
@@ -210,23 +196,35 @@ fn wait_installed(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Whether the newest template runs everywhere and is ready.
-pub fn workload(
-    cluster: &Cluster,
-    namespace: &str,
-    name: &str,
-    wanted: &str,
-    ready: &str,
-) -> Result<(bool, String)> {
+/// Brings an optional part of Thuban: its image to all nodes, and the manifests in its folder of `install/`. Does not
+/// wait.
+pub fn bring(cluster: &Cluster, archive: &Path, folder: &str) -> Result<()> {
+    cluster.import_image(archive)?;
+    for file in manifests_in(&root().join("install").join(folder))? {
+        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
+        cluster
+            .kubectl_apply(&text)
+            .with_context(|| format!("applying {}", file.display()))?;
+    }
+    Ok(())
+}
+
+/// Whether the newest template of a Deployment or DaemonSet runs everywhere and is ready.
+pub fn workload(cluster: &Cluster, namespace: &str, name: &str) -> Result<(bool, String)> {
     let object = get(cluster, &["-n", namespace, name])?;
     let status = &object["status"];
-    let number = |field: &str| status[field].as_u64().unwrap_or(0);
-    let updated = number("updatedReplicas").max(number("updatedNumberScheduled"));
+    // A Deployment has the first of the two fields, a DaemonSet the second.
+    let number = |fields: [&str; 2]| {
+        let mut numbers = fields.into_iter().filter_map(|field| status[field].as_u64());
+        numbers.next().unwrap_or(0)
+    };
+    let wanted = number(["replicas", "desiredNumberScheduled"]);
+    let updated = number(["updatedReplicas", "updatedNumberScheduled"]);
+    let ready = number(["readyReplicas", "numberReady"]);
     let is_observed = status["observedGeneration"] == object["metadata"]["generation"];
-    let wants = number(wanted);
     Ok((
-        is_observed && wants > 0 && updated == wants && number(ready) == wants,
-        format!("{} of {wants} ready, {updated} up to date", number(ready)),
+        is_observed && wanted > 0 && updated == wanted && ready == wanted,
+        format!("{ready} of {wanted} ready, {updated} up to date"),
     ))
 }
 

@@ -1,17 +1,16 @@
 //! What load balancers need besides Thuban: the image with cidrd, lbaasd, the speaker, gobgpd and HAProxy, and the
 //! manifests of `install/load-balancers/`.
 
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use thuban_cluster::Cluster;
 
-use crate::build::{Profile, compile, images_files, root, stripped_for};
+use crate::build::{Profile, compile, images_files, stripped_for};
 use crate::deps;
 use crate::go_tools::GoTools;
 use crate::images::{self, Image, with_libraries};
-use crate::install::{NAMESPACE, manifests_in, wait, workload};
+use crate::install::{NAMESPACE, bring, wait, workload};
 use crate::platform::Platform;
 use crate::progress;
 
@@ -88,23 +87,13 @@ pub fn import(cluster: &Cluster) -> Result<()> {
 
 /// Installs what load balancers need on a cluster that has Thuban, and waits until it works.
 pub fn install(cluster: &Cluster) -> Result<()> {
-    import(cluster)?;
-    for file in manifests_in(&root().join("install/load-balancers"))? {
-        let text = fs::read_to_string(&file).with_context(|| format!("reading {}", file.display()))?;
-        cluster
-            .kubectl_apply(&text)
-            .with_context(|| format!("applying {}", file.display()))?;
-    }
-    for (name, wanted, ready) in [
-        ("deployment/thuban-cidrd", "replicas", "readyReplicas"),
-        ("deployment/thuban-lbaasd", "replicas", "readyReplicas"),
-        (
-            "daemonset/thuban-speaker",
-            "desiredNumberScheduled",
-            "numberReady",
-        ),
+    bring(cluster, &archive(Profile::of(cluster.name()))?, "load-balancers")?;
+    for name in [
+        "deployment/thuban-cidrd",
+        "deployment/thuban-lbaasd",
+        "daemonset/thuban-speaker",
     ] {
-        wait(name, || workload(cluster, NAMESPACE, name, wanted, ready))?;
+        wait(name, || workload(cluster, NAMESPACE, name))?;
     }
     Ok(())
 }
