@@ -244,7 +244,8 @@ fn first_difference(path: &str, made: &Value, rendered: &Value) -> Option<String
     }
 }
 
-/// Has a file have this text. With `source`, only compares, and names the source and its command.
+/// Has a file have this text, and makes its folder if there is none. With `source`, only compares, and names the source
+/// and its command.
 pub fn keep_current(path: &Path, text: &str, source: Option<&str>) -> Result<()> {
     if fs::read_to_string(path).is_ok_and(|current| current == text) {
         return Ok(());
@@ -252,6 +253,8 @@ pub fn keep_current(path: &Path, text: &str, source: Option<&str>) -> Result<()>
     if let Some(source) = source {
         bail!("{} is not what {source} and commit it", path.display());
     }
+    let folder = path.parent().context("a file in a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("making {}", folder.display()))?;
     fs::write(path, text).with_context(|| format!("writing {}", path.display()))?;
     println!("wrote {}", path.display());
     Ok(())
@@ -279,7 +282,22 @@ fn plain(rendered: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{differences, objects, plain};
+    use std::fs;
+
+    use super::{differences, keep_current, objects, plain};
+
+    #[test]
+    fn a_file_gets_its_folder_unless_it_is_only_compared() {
+        let top = std::env::temp_dir().join(format!("thuban-manifests-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&top);
+        let file = top.join("new/part/a.yaml");
+        assert!(keep_current(&file, "kind: A\n", Some("the test says: write it")).is_err());
+        assert!(!top.exists(), "a check writes nothing");
+        keep_current(&file, "kind: A\n", None).unwrap();
+        assert_eq!(fs::read_to_string(&file).unwrap(), "kind: A\n");
+        keep_current(&file, "kind: A\n", Some("the test says: write it")).unwrap();
+        fs::remove_dir_all(&top).unwrap();
+    }
 
     #[test]
     fn objects_are_known_by_kind_namespace_and_name() {
