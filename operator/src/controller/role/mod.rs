@@ -162,8 +162,7 @@ async fn take<R: Role>(
         }
         Step::WaitForTables(missing) => filling(droplet, &missing),
         Step::WaitForUsers(missing) => {
-            context.clocks.forget(Timed::RoleUnused, role.id().uid);
-            announcing(&missing)
+            return wait_for_users(role, roles, context, announcing(&missing)).await;
         }
         Step::Publish => {
             context.hub.update(|world| world.publish_role(role.id()));
@@ -175,8 +174,7 @@ async fn take<R: Role>(
                     None => finish(role, droplet, roles, context).await,
                 };
             }
-            context.clocks.forget(Timed::RoleUnused, role.id().uid);
-            announcing(&missing)
+            return wait_for_users(role, roles, context, announcing(&missing)).await;
         }
     };
     wait(role, roles, context, (reason, message)).await
@@ -318,6 +316,18 @@ async fn wait<R: Role>(
     Ok(Action::requeue(ACK_RETRY))
 }
 
+/// Reports which droplets the role waits for. They may still send to a place that the role leaves: packets in flight
+/// there are timed anew once all of these droplets have acknowledged.
+async fn wait_for_users<R: Role>(
+    role: &R,
+    roles: &Api<R>,
+    context: &Context,
+    told: (&str, String),
+) -> Result<Action, ReconcileError> {
+    context.clocks.forget(Timed::RoleUnused, role.id().uid);
+    wait(role, roles, context, told).await
+}
+
 async fn write<R: Role>(role: &R, roles: &Api<R>, status: RoleStatus) -> Result<R, WriteError> {
     let mut changed = role.clone();
     *changed.status_mut() = Some(status);
@@ -413,8 +423,7 @@ async fn remove<R: Role>(role: &R, roles: &Api<R>, context: &Context) -> Result<
             "waits until these droplets no longer use it: {}",
             join_first(&users)
         );
-        context.clocks.forget(Timed::RoleUnused, role.id().uid);
-        return wait(role, roles, context, ("WaitsForUsers", message)).await;
+        return wait_for_users(role, roles, context, ("WaitsForUsers", message)).await;
     }
     let name = role.name_any();
     let is_purged = context.hub.read(|world| world.roles(R::KIND).is_purged(&name));
