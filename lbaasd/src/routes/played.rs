@@ -1,7 +1,9 @@
-//! A played API server with Vips and Leases, for tests. Its answers take a while by the test's clock.
+//! A played API server with Vips and Leases, and the part of an lbaasd that nodes ask, for tests. Answers take a while
+//! by the test's clock.
 
 use std::collections::BTreeMap;
 use std::future::pending;
+use std::hash::Hash;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -10,14 +12,24 @@ use cidrd::client::Grant;
 use cidrd::http::Lease as IpLease;
 use http::{Method, Request, Response};
 use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::ObjectMeta;
 use kube::client::Body;
+use kube::runtime::reflector::{Lookup, Store, store};
+use kube::runtime::watcher::Event;
 use kube::{Client, Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
-use thuban_api::Vip;
 use thuban_api::ip_lease::LeaseState;
+use thuban_api::{BgpPeer, Vip};
+use tokio::sync::{Semaphore, watch};
 use tokio::time::{Instant, sleep};
+
+use super::Speakers;
+use super::l2::NodeLeases;
+use crate::events::Warnings;
+use crate::leases::Leases;
 
 /// What it does with requests for Leases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -45,6 +57,60 @@ pub fn granted(uid: String, pool: &str, address: IpAddr) -> Grant {
         quarantine_seconds: 1,
     };
     Grant::new(lease, Instant::now())
+}
+
+/// What an lbaasd knows by its watches.
+#[derive(Clone, Copy, Default)]
+pub struct Known<'a> {
+    pub vips: &'a [Vip],
+    /// The names of nodes.
+    pub nodes: &'a [&'a str],
+    pub node_leases: &'a [Lease],
+    pub peers: &'a [BgpPeer],
+}
+
+/// Returns the part of an lbaasd that nodes ask. The API server has the Vips and Leases that it knows, its watches hear
+/// nothing any more, and it knows of no address that cidrd leased. Answers count for 2 s to nodes with addresses of L2.
+pub fn speakers(played: &Arc<Played>, known: Known<'_>) -> Speakers {
+    let (client, changes) = (played.client(), watch::Sender::new(0));
+    for vip in known.vips {
+        played.keep_vip(vip.clone());
+    }
+    for lease in known.node_leases {
+        played.keep(lease.clone());
+    }
+    let nodes = known.nodes.iter().map(|name| Node {
+        metadata: ObjectMeta {
+            name: Some((*name).to_owned()),
+            ..ObjectMeta::default()
+        },
+        ..Node::default()
+    });
+    let node_leases = store_of(known.node_leases.iter().cloned());
+    Speakers {
+        warnings: Warnings::new(client.clone()),
+        leases: Arc::new(Leases::new(client.clone(), String::new(), changes.clone())),
+        l2: Arc::new(NodeLeases::new(client.clone(), node_leases, 2, changes.clone())),
+        client,
+        vips: store_of(known.vips.iter().cloned()),
+        nodes: store_of(nodes),
+        peers: store_of(known.peers.iter().cloned()),
+        changes: changes.subscribe(),
+        reviewed: Mutex::default(),
+        reviews: Semaphore::new(1),
+    }
+}
+
+fn store_of<K>(objects: impl Iterator<Item = K>) -> Store<K>
+where
+    K: Lookup + Clone + 'static,
+    K::DynamicType: Eq + Hash + Clone + Default,
+{
+    let (store, mut writer) = store();
+    for object in objects {
+        writer.apply_watcher_event(&Event::Apply(object));
+    }
+    store
 }
 
 type Answer = Result<Response<Body>, Box<dyn std::error::Error + Send + Sync>>;

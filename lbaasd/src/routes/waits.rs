@@ -1,11 +1,9 @@
 //! For what an answer to a node waits, and for what it does not.
 
 use cidrd::client::Grant;
-use kube::runtime::reflector::store;
-use kube::runtime::watcher::Event;
 use serde_json::json;
 
-use super::played::{Played, granted};
+use super::played::{self, Known, Played, granted};
 use super::*;
 
 /// A Vip, by the last byte of its address.
@@ -33,34 +31,17 @@ fn grant(number: u8) -> Grant {
     granted(uid(number), "public", address(number))
 }
 
-/// Returns the part of an lbaasd that nodes ask. It knows of no lease yet.
-fn speakers(played: &Arc<Played>, known: &[Vip]) -> Speakers {
-    let (client, changes) = (played.client(), watch::Sender::new(0));
-    let (vips, mut writer) = store();
-    for vip in known {
-        played.keep_vip(vip.clone());
-        writer.apply_watcher_event(&Event::Apply(vip.clone()));
-    }
-    let (nodes, mut writer) = store();
-    let node = json!({"metadata": {"name": "node-a"}});
-    writer.apply_watcher_event(&Event::Apply(serde_json::from_value::<Node>(node).unwrap()));
-    let (peers, mut writer) = store();
+/// Returns the part of an lbaasd that nodes ask. It knows node-a, a router and these Vips, and of no lease yet.
+fn speakers(played: &Arc<Played>, vips: &[Vip]) -> Speakers {
     let peer = json!({"apiVersion": "thuban.dev/v1alpha1", "kind": "BgpPeer", "metadata": {"name": "router"},
         "spec": {"address": "192.0.2.1", "asn": 64512, "localAsn": 64513}});
-    writer.apply_watcher_event(&Event::Apply(serde_json::from_value::<BgpPeer>(peer).unwrap()));
-    let (node_leases, _nobody) = store();
-    Speakers {
-        warnings: Warnings::new(client.clone()),
-        leases: Arc::new(Leases::new(client.clone(), String::new(), changes.clone())),
-        l2: Arc::new(NodeLeases::new(client.clone(), node_leases, 2, changes.clone())),
-        client,
+    let known = Known {
         vips,
-        nodes,
-        peers,
-        changes: changes.subscribe(),
-        reviewed: Mutex::default(),
-        reviews: Semaphore::new(1),
-    }
+        nodes: &["node-a"],
+        peers: &[serde_json::from_value(peer).unwrap()],
+        ..Known::default()
+    };
+    played::speakers(played, known)
 }
 
 /// Has node-a say that it serves these Vips and announces none. Returns the addresses that it gets, whether that is

@@ -1,21 +1,13 @@
 //! A node that has addresses of L2 takes over many more, at an API server that is slow.
 
-use std::sync::Mutex;
-
 use cidrd::client::Grant;
 use k8s_openapi::api::coordination::v1::Lease as NodeLease;
-use kube::api::ObjectMeta;
-use kube::runtime::reflector::store;
-use kube::runtime::watcher::Event;
 use serde_json::json;
 use thuban_api::routes::{Announced, Serving};
-use tokio::sync::{Semaphore, watch};
 
 use super::*;
-use crate::events::Warnings;
-use crate::leases::Leases;
-use crate::routes::l2::{NAMESPACE, NodeLeases};
-use crate::routes::played::{Fault, Played, granted};
+use crate::routes::l2::NAMESPACE;
+use crate::routes::played::{self, Fault, Known, Played, granted};
 
 /// How many Vips node-a has, and how many there are. The others are those of node-b, which is silent.
 const OWN: u16 = 20;
@@ -58,40 +50,18 @@ fn grant(number: u16) -> Grant {
 
 /// Returns the part of an lbaasd that nodes ask. Its watches hear nothing any more.
 fn speakers(played: &Arc<Played>) -> Speakers {
-    let (client, changes) = (played.client(), watch::Sender::new(0));
-    let (vips, mut writer) = store();
-    let leases = Leases::new(client.clone(), String::new(), changes.clone());
+    let vips: Vec<Vip> = (0..ALL).map(vip).collect();
+    let known = Known {
+        vips: &vips,
+        nodes: &["node-a", "node-b"],
+        node_leases: &[node_lease("node-a", 0), node_lease("node-b", 1)],
+        ..Known::default()
+    };
+    let speakers = played::speakers(played, known);
     for number in 0..ALL {
-        played.keep_vip(vip(number));
-        writer.apply_watcher_event(&Event::Apply(vip(number)));
-        leases.note(&uid(number), &[grant(number)]);
+        speakers.leases.note(&uid(number), &[grant(number)]);
     }
-    let (nodes, mut writer) = store();
-    let (known, mut heard) = store();
-    for (node, expired) in [("node-a", 0), ("node-b", 1)] {
-        played.keep(node_lease(node, expired));
-        heard.apply_watcher_event(&Event::Apply(node_lease(node, expired)));
-        writer.apply_watcher_event(&Event::Apply(Node {
-            metadata: ObjectMeta {
-                name: Some(node.to_owned()),
-                ..ObjectMeta::default()
-            },
-            ..Node::default()
-        }));
-    }
-    let (peers, _nobody) = store();
-    Speakers {
-        warnings: Warnings::new(client.clone()),
-        leases: Arc::new(leases),
-        l2: Arc::new(NodeLeases::new(client.clone(), known, 2, changes.clone())),
-        client,
-        vips,
-        nodes,
-        peers,
-        changes: changes.subscribe(),
-        reviewed: Mutex::default(),
-        reviews: Semaphore::new(1),
-    }
+    speakers
 }
 
 fn report(sequence: u64, held: &BTreeSet<u16>) -> Report {
