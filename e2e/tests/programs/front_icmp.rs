@@ -14,9 +14,10 @@ use thuban_testkit::packets::{checksum, ensure_same};
 use crate::{
     frames::header,
     fronts::{
-        CLIENT, CLIENT6, FAR_BACKEND, FAR_BACKEND6, FRONT, FRONT6, GOES_ON, HERE_BACKEND, HERE_BACKEND6,
-        around, arrive, arriving, deny_clients_of_spread, each_request_of_a_backend_here, ensure_left,
-        ensure_passed, ensure_passed_on, ensure_sent_on, front, outside, request, request6, serve,
+        BACKENDS_FAR, BACKENDS_HERE, CLIENT, CLIENT6, DSR, FAR_BACKEND, FAR_BACKEND6, FRONT, FRONT6, GOES_ON,
+        HERE_BACKEND, around, arrive, arriving, deny_clients_of_spread, each_request_of_a_backend_here,
+        ensure_left, ensure_passed, ensure_passed_on, ensure_sent_on, front, outside, request, request6,
+        serve,
     },
     rows::{BOUNCED, HERE, SECOND, SPREAD, TENANT, THIRD, ip, ip6},
     service_world::{Segment, TCP, UDP, ensure_dropped, octets, port_of, send, to_endpoint},
@@ -145,7 +146,7 @@ fn ensure_error_delivered(outcome: &Outcome, frame: &[u8]) -> Result<()> {
 #[test]
 fn a_front_answers_pings() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, TCP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+    serve(&mut world, TCP, 8080, BACKENDS_FAR, DSR)?;
     for (client, front) in [(CLIENT, FRONT), (CLIENT6, FRONT6), (SECOND.into(), FRONT)] {
         let mut asked = echo(client, front);
         for length in [0, 13, 1400] {
@@ -171,7 +172,7 @@ fn pings_to_nobodys_address_are_the_hosts() -> Result<()> {
     let mut world = World::new()?;
     let asked = echo(CLIENT, FRONT).bytes();
     ensure_passed(&run(&mut world, &asked)?, &asked, Hook::Tc)?;
-    serve(&mut world, TCP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+    serve(&mut world, TCP, 8080, BACKENDS_FAR, DSR)?;
     front(3, OTHER_FRONT, TCP).by_fronts(&mut world.programs, 100, &[])?;
     let changed = |at: usize, bytes: &[u8]| {
         let mut frame = asked.clone();
@@ -210,7 +211,7 @@ fn pings_to_nobodys_address_are_the_hosts() -> Result<()> {
 fn source_ranges_hold_for_icmp() -> Result<()> {
     for (segment, client) in [(request(TCP), CLIENT), (request6(TCP), CLIENT6)] {
         let mut world = World::new()?;
-        serve(&mut world, TCP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+        serve(&mut world, TCP, 8080, BACKENDS_FAR, DSR)?;
         let front = segment.to.0;
         let range = |client| SourceKey {
             vni: 100_u32.to_be_bytes(),
@@ -309,7 +310,7 @@ fn an_error_names_the_port_that_the_backend_sees() -> Result<()> {
 /// Returns a world with a connection of VPC 100 to a backend here, and the answer as it left.
 fn connected() -> Result<(World, Segment)> {
     let mut world = World::new()?;
-    serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, TCP, 8080, BACKENDS_HERE, DSR)?;
     let asked = request(TCP);
     arrive(&mut world, SECOND, 100, &asked)?;
     let sent = asked.sent_to((HERE_BACKEND, 8080)).answer(BOUNCED.mac());

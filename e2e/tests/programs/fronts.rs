@@ -36,6 +36,26 @@ pub const HERE_BACKEND: IpAddr = IpAddr::V4(BOUNCED.address);
 pub const HERE_BACKEND6: IpAddr = IpAddr::V6(BOUNCED.v6);
 pub const FAR_BACKEND: IpAddr = IpAddr::V4(ip(10, 0, 1, 50));
 pub const FAR_BACKEND6: IpAddr = IpAddr::V6(ip6(0, 1, 0x50));
+/// What fronts of both families send to: a backend of each, and their droplet.
+#[derive(Clone, Copy)]
+pub struct Backends {
+    v4: IpAddr,
+    v6: IpAddr,
+    droplet: Ipv4Addr,
+}
+
+pub const BACKENDS_HERE: Backends = Backends {
+    v4: HERE_BACKEND,
+    v6: HERE_BACKEND6,
+    droplet: HERE,
+};
+pub const BACKENDS_FAR: Backends = Backends {
+    v4: FAR_BACKEND,
+    v6: FAR_BACKEND6,
+    droplet: SECOND,
+};
+/// The flags of fronts of mode Dsr. Those of mode Tunnel have `SERVICE_TUNNEL`.
+pub const DSR: u32 = 0;
 /// SYN, and an ACK of a connection that goes on.
 const OPENS: u8 = 0x02;
 pub const GOES_ON: u8 = 0x10;
@@ -51,17 +71,16 @@ pub fn front(id: u32, address: IpAddr, protocol: u8) -> Served {
     Served::new(FRONTS, id, address, 443, protocol)
 }
 
-/// Writes fronts of both families for VPC 100, with one backend each.
-pub fn serve(
-    world: &mut World,
-    protocol: u8,
-    v4: (IpAddr, u16),
-    v6: (IpAddr, u16),
-    at: Ipv4Addr,
-) -> Result<()> {
-    let programs = &mut world.programs;
-    front(1, FRONT, protocol).by_fronts(programs, 100, &[(v4.0, v4.1, at)])?;
-    front(2, FRONT6, protocol).by_fronts(programs, 100, &[(v6.0, v6.1, at)])
+/// Writes fronts of both families for VPC 100, with one backend each at this port. `flags`: the fronts' mode.
+pub fn serve(world: &mut World, protocol: u8, port: u16, backends: Backends, flags: u32) -> Result<()> {
+    for (id, address, backend) in [(1, FRONT, backends.v4), (2, FRONT6, backends.v6)] {
+        let served = Served {
+            flags,
+            ..front(id, address, protocol)
+        };
+        served.by_fronts(&mut world.programs, 100, &[(backend, port, backends.droplet)])?;
+    }
+    Ok(())
 }
 
 pub fn request(protocol: u8) -> Segment {
@@ -172,13 +191,7 @@ pub fn arriving(world: &World, segment: &Segment) -> Result<ConnectionEntry> {
 fn a_front_sends_packets_as_they_are_to_the_backends_droplet() -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = World::new()?;
-        serve(
-            &mut world,
-            protocol,
-            (FAR_BACKEND, port),
-            (FAR_BACKEND6, port),
-            SECOND,
-        )?;
+        serve(&mut world, protocol, port, BACKENDS_FAR, DSR)?;
         for mut asked in [request(protocol), request6(protocol)] {
             asked.has_sum = has_sum;
             for hook in [Hook::Tc, Hook::Xdp] {
@@ -199,13 +212,7 @@ pub fn each_request_of_a_backend_here(
 ) -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = World::new()?;
-        serve(
-            &mut world,
-            protocol,
-            (HERE_BACKEND, port),
-            (HERE_BACKEND6, port),
-            HERE,
-        )?;
+        serve(&mut world, protocol, port, BACKENDS_HERE, DSR)?;
         for (mut asked, backend) in [
             (request(protocol), HERE_BACKEND),
             (request6(protocol), HERE_BACKEND6),
@@ -259,7 +266,7 @@ fn what_no_front_serves_is_the_hosts() -> Result<()> {
     for hook in [Hook::Tc, Hook::Xdp] {
         ensure_passed(&world.run(Role::Transit, hook, &asked)?, &asked, hook)?;
     }
-    serve(&mut world, TCP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+    serve(&mut world, TCP, 8080, BACKENDS_FAR, DSR)?;
     front(3, FRONT, UDP).by_fronts(&mut world.programs, 100, &[])?;
     let changed = |at: usize, bytes: &[u8]| {
         let mut frame = asked.clone();
@@ -289,7 +296,7 @@ fn what_no_front_serves_is_the_hosts() -> Result<()> {
 #[test]
 fn nobody_asks_from_addresses_that_no_client_has() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, UDP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, UDP, 8080, BACKENDS_HERE, DSR)?;
     let v4 = [
         [0, 1, 2, 3],
         [127, 0, 0, 1],
@@ -331,7 +338,7 @@ fn only_rows_of_the_backends_own_droplet_let_a_client_in() -> Result<()> {
     let mut world = World::new()?;
     let asked = request(TCP);
     ensure_dropped(&arrive(&mut world, SECOND, 100, &asked)?, Counter::FrontUnknown)?;
-    serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, TCP, 8080, BACKENDS_HERE, DSR)?;
     // The rows are of VPC 100. In 103 the address is another endpoint's.
     ensure_dropped(&arrive(&mut world, SECOND, 103, &asked)?, Counter::FrontUnknown)?;
     let other = asked.sent_to((FRONT, 80));
@@ -363,7 +370,7 @@ fn only_rows_of_the_backends_own_droplet_let_a_client_in() -> Result<()> {
 fn only_clients_in_source_ranges_are_taken() -> Result<()> {
     for (front, asked) in [(FRONT, request(TCP)), (FRONT6, request6(TCP))] {
         let mut world = World::new()?;
-        serve(&mut world, TCP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+        serve(&mut world, TCP, 8080, BACKENDS_FAR, DSR)?;
         let key = |vni: u32, client| SourceKey {
             vni: vni.to_be_bytes(),
             front: address(front),
@@ -401,7 +408,7 @@ fn only_clients_in_source_ranges_are_taken() -> Result<()> {
 #[test]
 fn a_client_in_a_closed_range_is_outside() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, TCP, 8080, BACKENDS_HERE, DSR)?;
     let closed = SubnetEntry {
         network: 0,
         flags: SUBNET_CLOSED,
@@ -426,7 +433,7 @@ fn a_client_in_a_closed_range_is_outside() -> Result<()> {
 #[test]
 fn nothing_but_an_answer_leaves() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, TCP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, TCP, 8080, BACKENDS_HERE, DSR)?;
     let there = request(TCP).sent_to((HERE_BACKEND, 8080));
     arrive(&mut world, SECOND, 100, &request(TCP))?;
     let answer = there.answer(BOUNCED.mac());
@@ -456,7 +463,7 @@ fn nothing_but_an_answer_leaves() -> Result<()> {
 #[test]
 fn nobody_answers_to_the_overlays_port() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, UDP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, UDP, 8080, BACKENDS_HERE, DSR)?;
     let asked = request(UDP).sent_from((CLIENT, 6081));
     let there = asked.sent_to((HERE_BACKEND, 8080));
     ensure_delivered(&ask(&mut world, &asked)?, &there, BOUNCED.mac())?;
@@ -517,7 +524,7 @@ fn policies_judge_the_clients_own_address() -> Result<()> {
 #[test]
 fn a_packet_that_does_not_fit_is_answered_to_the_client() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, UDP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+    serve(&mut world, UDP, 8080, BACKENDS_FAR, DSR)?;
     for (mut asked, header) in [(request(UDP), 34), (request6(UDP), 54)] {
         asked.payload = vec![1; 1450 - header + 14 - 8 + 1];
         let at_xdp = world.run(Role::Transit, Hook::Xdp, &outside(&asked))?;

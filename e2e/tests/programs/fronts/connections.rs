@@ -11,8 +11,8 @@ use thuban_common::{
 use thuban_e2e::programs::key;
 
 use super::{
-    CLIENT, FAR_BACKEND, FAR_BACKEND6, FRONT, GOES_ON, HERE_BACKEND, HERE_BACKEND6, OPENS, arrive, arriving,
-    ask, ensure_left, ensure_passed_on, front, fronted, request, serve,
+    BACKENDS_FAR, BACKENDS_HERE, CLIENT, DSR, FAR_BACKEND, FRONT, GOES_ON, HERE_BACKEND, OPENS, arrive,
+    arriving, ask, ensure_left, ensure_passed_on, front, fronted, request, serve,
 };
 use crate::{
     rows::{BOUNCED, HERE, SECOND, THIRD, ip},
@@ -95,7 +95,7 @@ fn what_began_nowhere_is_refused_where_the_table_says() -> Result<()> {
 #[test]
 fn a_front_that_is_wrong_is_put_right_once() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, TCP, (FAR_BACKEND, 8080), (FAR_BACKEND6, 8080), SECOND)?;
+    serve(&mut world, TCP, 8080, BACKENDS_FAR, DSR)?;
     for asked in [request(TCP), request(TCP).with_flags(GOES_ON)] {
         for sender in [SECOND, THIRD] {
             ensure_passed_on(&arrive(&mut world, sender, 100, &asked)?, SECOND, 2)?;
@@ -227,7 +227,7 @@ fn nobody_else_ends_a_clients_connection() -> Result<()> {
 #[test]
 fn connections_of_clients_outside_count_for_the_backends_vpc() -> Result<()> {
     let mut world = World::new()?;
-    serve(&mut world, UDP, (HERE_BACKEND, 8080), (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, UDP, 8080, BACKENDS_HERE, DSR)?;
     let all = EndpointKey {
         vni: 100,
         address: ALL_CONNECTIONS,

@@ -8,12 +8,12 @@ use thuban_common::{
     policy::{STAMP_FRONT, Stamp},
     services::{SERVICE_TUNNEL, TUNNELLED},
 };
-use thuban_e2e::services::Served;
 use thuban_testkit::packets::ensure_same;
 
 use super::{
-    CLIENT, CLIENT6, FAR_BACKEND, FAR_BACKEND6, FRONT, FRONT6, GOES_ON, HERE_BACKEND, HERE_BACKEND6,
-    PROTOCOLS, arriving, ask, ensure_left, ensure_passed, front, outside, request, request6, serve, stamp,
+    BACKENDS_FAR, BACKENDS_HERE, CLIENT, CLIENT6, DSR, FAR_BACKEND, FRONT, GOES_ON, HERE_BACKEND,
+    HERE_BACKEND6, PROTOCOLS, arriving, ask, ensure_left, ensure_passed, outside, request, request6, serve,
+    stamp,
 };
 use crate::{
     fixture::stamp_bytes,
@@ -40,24 +40,6 @@ fn answers() -> [u8; 12] {
         egress_set: 0,
         flags: STAMP_FRONT,
     })
-}
-
-/// Does what [`serve`] does, for fronts of mode Tunnel.
-fn serve_by_tunnel(
-    world: &mut World,
-    protocol: u8,
-    v4: (IpAddr, u16),
-    v6: (IpAddr, u16),
-    at: Ipv4Addr,
-) -> Result<()> {
-    for (id, address, backend) in [(1, FRONT, v4), (2, FRONT6, v6)] {
-        let served = Served {
-            flags: SERVICE_TUNNEL,
-            ..front(id, address, protocol)
-        };
-        served.by_fronts(&mut world.programs, 100, &[(backend.0, backend.1, at)])?;
-    }
-    Ok(())
 }
 
 /// Returns a frame in the tunnel of a VPC, with a stamp.
@@ -101,8 +83,7 @@ fn ensure_answered_by(outcome: &Outcome, front: Ipv4Addr, segment: &Segment) -> 
 fn a_front_names_itself_where_it_wants_the_answers() -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = World::new()?;
-        let (v4, v6) = ((FAR_BACKEND, port), (FAR_BACKEND6, port));
-        serve_by_tunnel(&mut world, protocol, v4, v6, SECOND)?;
+        serve(&mut world, protocol, port, BACKENDS_FAR, SERVICE_TUNNEL)?;
         for mut asked in [request(protocol), request6(protocol)] {
             asked.has_sum = has_sum;
             for hook in [Hook::Tc, Hook::Xdp] {
@@ -121,7 +102,7 @@ fn answers_go_to_the_front_of_the_latest_packet() -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = World::new()?;
         let (v4, v6) = ((HERE_BACKEND, port), (HERE_BACKEND6, port));
-        serve_by_tunnel(&mut world, protocol, v4, v6, HERE)?;
+        serve(&mut world, protocol, port, BACKENDS_HERE, SERVICE_TUNNEL)?;
         for (mut asked, backend) in [(request(protocol), v4), (request6(protocol), v6)] {
             asked.has_sum = has_sum;
             let there = asked.sent_to(backend);
@@ -157,7 +138,7 @@ fn answers_go_to_the_front_of_the_latest_packet() -> Result<()> {
 fn a_connection_that_goes_on_follows_its_front() -> Result<()> {
     let mut world = World::new()?;
     let backend = (HERE_BACKEND, 8080);
-    serve(&mut world, TCP, backend, (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, TCP, 8080, BACKENDS_HERE, DSR)?;
     let answer = request(TCP).sent_to(backend).answer(BOUNCED.mac());
     let left = answer.sent_from((FRONT, 443));
     arrive(&mut world, stamp(), SECOND, &request(TCP))?;
@@ -183,8 +164,7 @@ fn a_connection_that_goes_on_follows_its_front() -> Result<()> {
 #[test]
 fn a_droplet_passes_on_whose_the_answers_are() -> Result<()> {
     let mut world = World::new()?;
-    let (v4, v6) = ((FAR_BACKEND, 8080), (FAR_BACKEND6, 8080));
-    serve_by_tunnel(&mut world, TCP, v4, v6, SECOND)?;
+    serve(&mut world, TCP, 8080, BACKENDS_FAR, SERVICE_TUNNEL)?;
     let outcome = arrive(&mut world, wants(THIRD), THIRD, &request(TCP))?;
     let mut at_last = wants(THIRD);
     at_last[9] = 2;
@@ -197,8 +177,7 @@ fn a_droplet_passes_on_whose_the_answers_are() -> Result<()> {
 fn a_front_sends_answers_of_other_droplets_to_clients() -> Result<()> {
     for (protocol, port, has_sum) in PROTOCOLS {
         let mut world = World::new()?;
-        let (v4, v6) = ((FAR_BACKEND, port), (FAR_BACKEND6, port));
-        serve_by_tunnel(&mut world, protocol, v4, v6, SECOND)?;
+        serve(&mut world, protocol, port, BACKENDS_FAR, SERVICE_TUNNEL)?;
         for mut asked in [request(protocol), request6(protocol)] {
             asked.has_sum = has_sum;
             let answer = asked.answer([7; 6]);
@@ -229,10 +208,9 @@ fn a_front_refuses_answers_that_its_rows_do_not_name() -> Result<()> {
             .with_context(|| format!("{vni} {:?} to {:?}", segment.from, segment.to))
     };
     refused(&mut world, 100, &answer)?;
-    let (v4, v6) = ((FAR_BACKEND, 8080), (FAR_BACKEND6, 8080));
-    serve(&mut world, UDP, v4, v6, SECOND)?;
+    serve(&mut world, UDP, 8080, BACKENDS_FAR, DSR)?;
     refused(&mut world, 100, &answer).context("mode Dsr")?;
-    serve_by_tunnel(&mut world, UDP, v4, v6, SECOND)?;
+    serve(&mut world, UDP, 8080, BACKENDS_FAR, SERVICE_TUNNEL)?;
     for vni in [101, 103, 9999] {
         refused(&mut world, vni, &answer)?;
     }
@@ -270,7 +248,7 @@ fn a_front_refuses_answers_that_its_rows_do_not_name() -> Result<()> {
 fn an_answer_too_big_for_the_tunnel_is_told_to_the_pod() -> Result<()> {
     let mut world = World::new()?;
     let backend = (HERE_BACKEND, 8080);
-    serve(&mut world, UDP, backend, (HERE_BACKEND6, 8080), HERE)?;
+    serve(&mut world, UDP, 8080, BACKENDS_HERE, DSR)?;
     let mut answer = request(UDP).sent_to(backend).answer(BOUNCED.mac());
     answer.payload = vec![1; 1450 - 20 - 8 + 1];
     arrive(&mut world, stamp(), SECOND, &request(UDP))?;
