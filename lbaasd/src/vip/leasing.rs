@@ -72,8 +72,7 @@ pub(super) fn is_new(vip: &Vip) -> bool {
     !has_addresses(vip)
 }
 
-/// Renews what a Vip has, and gets it what it lacks. `is_new`: it got its finalizer just now. So it is there, and has
-/// no leases.
+/// Renews what a Vip has, and gets it what it lacks. `is_new`: it got its finalizer just now, and has no leases.
 pub(super) async fn lease(
     vip: &Vip,
     is_new: bool,
@@ -102,7 +101,9 @@ pub(super) async fn lease(
     if accepted.0 != ConditionStatus::True {
         return Ok(refused(accepted.1, &accepted.2));
     }
-    if !is_new && !is_there(vip, context).await? {
+    // Another lbaasd may have ended the Vip, even one that got its finalizer from this process just now. Nobody would
+    // release the lease: its address would be blocked until the lease ends.
+    if !is_there(vip, context).await? {
         return Ok(Outcome::Away);
     }
     let pools = context.pools.state();
