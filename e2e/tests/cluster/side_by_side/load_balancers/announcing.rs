@@ -11,7 +11,7 @@ use thuban_cluster::router::{ASN, NODES_ASN, Router};
 use super::fronts::{Connections, ensure_own_address};
 use super::vips::{self, Backends};
 use super::{
-    Installed, Made, Parts, SOON, SYSTEM, TENANT, ensure_pages_are_well_formed, pool, wait_for_address,
+    Made, SOON, SYSTEM, TENANT, ensure_pages_are_well_formed, install, pool, wait_for_address,
     wait_for_processes,
 };
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
@@ -161,7 +161,7 @@ fn outlives_control_plane(
 #[test]
 fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
     let cluster = &tenants().cluster;
-    let _installed = Installed::new(cluster, &Parts::All)?;
+    install(cluster)?;
     let router = Router::start(cluster, Some(PASSWORD))?;
     let _made = Made {
         cluster,
@@ -169,6 +169,7 @@ fn a_client_outside_reaches_a_leased_address_by_bgp() -> Result<()> {
         needed: &[
             &["bgppeer", "router"],
             &["secret", "-n", "thuban-bgp", "router"],
+            &["vipprofile", "-n", TENANT, "sticky"],
             &["ippool", POOL, "inside"],
         ],
     };

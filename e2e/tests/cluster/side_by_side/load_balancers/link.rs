@@ -12,7 +12,7 @@ use thuban_cluster::Cluster;
 use thuban_cluster::command::output;
 use thuban_cluster::router::Router;
 
-use super::{Installed, Made, Parts, SOON, TENANT, pool_on_link, wait_for_address, wait_for_processes};
+use super::{Made, SOON, TENANT, install, pool_on_link, wait_for_address, wait_for_processes};
 use crate::support::{PORT, REACHED, apply, delete, get, http_hostname_at, netexec_manifest, running};
 use crate::tenants::tenants;
 
@@ -76,7 +76,7 @@ impl Neighbour<'_> {
 #[test]
 fn a_neighbour_finds_the_owner_of_an_address_of_l2() -> Result<()> {
     let cluster = &tenants().cluster;
-    let _installed = Installed::new(cluster, &Parts::All)?;
+    install(cluster)?;
     let router = Router::start(cluster, None)?;
     let _made = Made {
         cluster,

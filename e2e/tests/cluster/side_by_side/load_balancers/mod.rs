@@ -1,16 +1,15 @@
-//! Load balancers: leased addresses, and routers that learn of them. What only load balancers need is installed by each
-//! test, and goes with it.
+//! Load balancers: leased addresses, and routers that learn of them. What only load balancers need is installed by the
+//! first test, and stays for the others. Tests run in the order of their names, so those of `unshared` come last. The
+//! last one of these removes everything.
 
 mod announcing;
 mod fronts;
-mod haproxy;
-mod internal_bgp;
-mod leases;
 mod link;
 mod name_server;
 mod names;
 mod routed;
 mod tunnel;
+mod unshared;
 mod vips;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -25,12 +24,6 @@ use crate::scrape::{addresses_of, ask, assert_well_formed};
 use crate::support::{condition, delete, get};
 
 const MANIFESTS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../install/load-balancers");
-/// What processes make in the namespace of Thuban.
-const SECRETS: [[&str; 4]; 3] = [
-    ["secret", "-n", SYSTEM, "thuban-cidrd-ca"],
-    ["secret", "-n", SYSTEM, "thuban-lbaasd-ca"],
-    ["configmap", "-n", SYSTEM, "thuban-lbaasd-ca"],
-];
 const NAMESPACE: &str = "default";
 /// The namespace of the tests with clients outside.
 const TENANT: &str = "red";
@@ -43,47 +36,19 @@ const PAGES: [(&str, u16); 3] = [
     ("thuban-speaker", 6090),
 ];
 
-/// What a test needs of the manifests.
-enum Parts {
-    /// The kinds, the accounts and what these may do.
-    Leases,
-    /// Everything.
-    All,
+/// Applies all manifests. The first test installs by this; later ones find the installation, and repair what a test
+/// that failed has changed. The installation stays for the next tests.
+fn install(cluster: &Cluster) -> Result<()> {
+    cluster.kubectl(&["apply", "-f", MANIFESTS])?;
+    wait_for_kinds(cluster)
 }
 
-/// The manifests. All that they made goes when this is dropped.
-struct Installed<'a>(&'a Cluster);
-
-impl<'a> Installed<'a> {
-    fn new(cluster: &'a Cluster, parts: &Parts) -> Result<Self> {
-        let made = Self(cluster);
-        let files: &[&str] = match parts {
-            Parts::Leases => &["10-crds.yaml", "20-cidrd.yaml"],
-            Parts::All => &[
-                "10-crds.yaml",
-                "20-cidrd.yaml",
-                "30-lbaasd.yaml",
-                "50-workloads.yaml",
-            ],
-        };
-        for file in files {
-            cluster.kubectl(&["apply", "-f", &format!("{MANIFESTS}/{file}")])?;
-        }
-        for kind in OF_LOAD_BALANCERS {
-            let crd = format!("crd/{kind}.thuban.dev");
-            cluster.kubectl(&["wait", "--for=condition=Established", &crd, "--timeout=30s"])?;
-        }
-        Ok(made)
-    }
-}
-
-impl Drop for Installed<'_> {
-    fn drop(&mut self) {
-        let _ = delete(self.0, &["-f", MANIFESTS, "--ignore-not-found"]);
-        for secret in SECRETS {
-            let _ = delete(self.0, &secret);
-        }
-    }
+/// Waits until the API server serves all kinds.
+fn wait_for_kinds(cluster: &Cluster) -> Result<()> {
+    let crds = OF_LOAD_BALANCERS.map(|kind| format!("crd/{kind}.thuban.dev"));
+    let wait = ["wait", "--for=condition=Established", "--timeout=30s"];
+    let arguments: Vec<&str> = wait.into_iter().chain(crds.iter().map(String::as_str)).collect();
+    cluster.kubectl(&arguments).map(drop)
 }
 
 /// The objects of a test in the tenant's namespace, and the objects of the whole cluster that they need. They go when

@@ -10,7 +10,7 @@ use thuban_cluster::router::{NODES_ASN, Router};
 
 use super::announcing::{answers, wait_for_answers, wait_for_next_hops};
 use super::name_server::NameServer;
-use super::{Installed, Made, Parts, SOON, TENANT, routed, wait_for_processes, wait_for_reason};
+use super::{Made, SOON, TENANT, install, routed, wait_for_processes, wait_for_reason};
 use crate::side_by_side::dns::NXDOMAIN;
 use crate::support::{PORT, apply, get, running};
 use crate::tenants::tenants;
@@ -38,7 +38,7 @@ fn service_and_vip() -> [Value; 2] {
 #[test]
 fn a_name_goes_before_the_routes_to_its_address() -> Result<()> {
     let cluster = &tenants().cluster;
-    let _installed = Installed::new(cluster, &Parts::All)?;
+    install(cluster)?;
     let router = Router::start(cluster, None)?;
     let server = NameServer::start(cluster, &router, ZONE)?;
     let _made = Made {

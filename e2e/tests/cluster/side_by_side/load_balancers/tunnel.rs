@@ -10,9 +10,7 @@ use thuban_cluster::router::{NODES_ASN, Router};
 
 use super::announcing::wait_for_next_hops;
 use super::fronts::{Connections, ensure_own_address};
-use super::{
-    Installed, Made, Parts, SOON, TENANT, routed, wait_for_address, wait_for_processes, wait_for_reason,
-};
+use super::{Made, SOON, TENANT, install, routed, wait_for_address, wait_for_processes, wait_for_reason};
 use crate::support::{NOT_REACHED, REACHED, apply, http_hostname_at, running};
 use crate::tenants::tenants;
 
@@ -56,7 +54,7 @@ fn returned(cluster: &Cluster, front: &str) -> Result<u64> {
 #[test]
 fn answers_of_mode_tunnel_pass_a_router_that_checks_sources() -> Result<()> {
     let cluster = &tenants().cluster;
-    let _installed = Installed::new(cluster, &Parts::All)?;
+    install(cluster)?;
     let router = Router::start(cluster, None)?;
     let _made = Made {
         cluster,

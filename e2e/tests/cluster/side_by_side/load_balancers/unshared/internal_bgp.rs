@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use thuban_cluster::router::{ASN, Router};
 
-use super::announcing::{wait_for_answers, wait_for_next_hops};
-use super::{Installed, Made, Parts, TENANT, routed, wait_for_address, wait_for_processes};
+use super::OwnSpeakers;
+use crate::side_by_side::load_balancers::announcing::{wait_for_answers, wait_for_next_hops};
+use crate::side_by_side::load_balancers::{Made, TENANT, routed, wait_for_address, wait_for_processes};
 use crate::support::{apply, delete, running};
 use crate::tenants::tenants;
 
@@ -17,7 +18,7 @@ const RANGE: &str = "203.0.113.80/29";
 #[test]
 fn a_router_of_the_nodes_own_system_leads_clients_to_them() -> Result<()> {
     let cluster = &tenants().cluster;
-    let _installed = Installed::new(cluster, &Parts::All)?;
+    let _speakers = OwnSpeakers::new(cluster)?;
     let router = Router::start_internal(cluster)?;
     let _made = Made {
         cluster,

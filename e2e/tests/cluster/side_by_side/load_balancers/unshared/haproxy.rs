@@ -11,8 +11,9 @@ use thuban_cluster::Cluster;
 use thuban_cluster::command::output;
 use thuban_cluster::router::Router;
 
-use super::{
-    Installed, Made, Parts, SOON, SYSTEM, TENANT, pool_on_link, wait_for_processes, wait_for_reason,
+use super::OwnSpeakers;
+use crate::side_by_side::load_balancers::{
+    Made, SOON, SYSTEM, TENANT, pool_on_link, wait_for_processes, wait_for_reason,
 };
 use crate::support::{PORT, apply, get, netexec_manifest, running};
 use crate::tenants::tenants;
@@ -138,7 +139,7 @@ fn let_read(cluster: &Cluster) -> Result<()> {
 #[test]
 fn haproxy_ends_tls_by_the_tenants_certificate() -> Result<()> {
     let cluster = &tenants().cluster;
-    let _installed = Installed::new(cluster, &Parts::All)?;
+    let _speakers = OwnSpeakers::new(cluster)?;
     let patch = ["patch", "daemonset", "thuban-speaker", "-n", SYSTEM];
     cluster.kubectl(&[&patch[..], &["--patch-file", PATCH]].concat())?;
     let router = Router::start(cluster, None)?;
