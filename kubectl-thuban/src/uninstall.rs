@@ -34,15 +34,27 @@ const ASKED_FOR: [&str; 3] = [KINDS[0], KINDS[1], KINDS[2]];
 const LASTING: &str = "namespaces,customresourcedefinitions,clusterroles,clusterrolebindings,\
                        validatingadmissionpolicies,validatingadmissionpolicybindings,\
                        flowschemas,prioritylevelconfigurations";
+/// Such kinds that API servers before Kubernetes 1.36 do not have.
+const LASTING_IF_KNOWN: &str = "mutatingadmissionpolicies,mutatingadmissionpolicybindings";
 /// What is deleted, in this order: workloads and rights, then policies, kinds and namespaces. Each with its name for
-/// people. The CRD of ClusterNetworkPolicy is not among them, because it is not Thuban's.
-const MANIFESTS: [(&str, &str); 6] = [
+/// people. The CRD of ClusterNetworkPolicy is not among them, because it is not Thuban's. Optional policies are deleted
+/// one by one: the API server may not know the kind of one.
+const MANIFESTS: [(&str, &str); 9] = [
     ("thuban-observe", OBSERVE),
+    ("the right of monitors", METRICS_READER),
     ("transitd", include_str!("../../install/30-transitd.yaml")),
     ("the operator", include_str!("../../install/20-operator.yaml")),
     (
         "admission policies",
         include_str!("../../install/15-admission.yaml"),
+    ),
+    (
+        "the policy that requires a network",
+        include_str!("../../install/optional/require-network.yaml"),
+    ),
+    (
+        "the policy of placement",
+        include_str!("../../install/optional/placement.yaml"),
     ),
     ("kinds", include_str!("../../install/10-crds.yaml")),
     ("namespaces", include_str!("../../install/00-namespace.yaml")),
@@ -58,6 +70,10 @@ const OBSERVE: &str = "
 {apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: thuban-observe}}
 ---
 {apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: thuban-viewer}}
+";
+/// What the chart's monitors have outside of namespaces.
+const METRICS_READER: &str = "
+{apiVersion: rbac.authorization.k8s.io/v1, kind: ClusterRoleBinding, metadata: {name: thuban-metrics-reader}}
 ";
 /// The labels of the operator's and the droplets' pods.
 const OURS: &str = "app.kubernetes.io/name in (thuban-operator,transitd)";
@@ -372,7 +388,12 @@ fn take_finalizers(kubectl: &Kubectl) -> Result<()> {
 /// Returns everything of the manifests that has no namespace and still exists.
 fn lasting(kubectl: &Kubectl, namespace: &str) -> Result<Vec<String>> {
     let ours = of_no_namespace(namespace)?;
-    let all = kubectl.run(&["get", LASTING, "-o", "name"])?;
+    let mut all = kubectl.run(&["get", LASTING, "-o", "name"])?;
+    match kubectl.run(&["get", LASTING_IF_KNOWN, "-o", "name"]) {
+        Ok(more) => all.push_str(&more),
+        Err(error) if is_unknown_kind(&error) => {}
+        Err(error) => return Err(error.into()),
+    }
     let is_ours = |line: &&str| {
         line.split_once('/').is_some_and(|(kind, name)| {
             let kind = kind.split('.').next().unwrap_or(kind);
@@ -480,6 +501,11 @@ mod tests {
         for kind in KINDS {
             assert!(has("customresourcedefinition", kind), "{kind}");
         }
+        // Helm has no record of them any more once the namespace is gone.
+        assert!(has("mutatingadmissionpolicy", "thuban-placement"));
+        assert!(has("mutatingadmissionpolicybinding", "thuban-placement"));
+        assert!(has("validatingadmissionpolicy", "thuban-require-network"));
+        assert!(has("clusterrolebinding", "thuban-metrics-reader"));
         let foreign = "clusternetworkpolicies.policy.networking.k8s.io";
         assert!(!has("customresourcedefinition", foreign));
     }
