@@ -10,7 +10,7 @@ const DROP = {
 const DENIED = {
   reason: "policy_ingress",
   meaning: "the destination's ingress policies don't allow the packet",
-  remedy: "transitd denials on this node says which policy",
+  remedy: "kubectl thuban why SENDER TARGET:PORT says which policy; so does transitd denials, run on the target's node",
   packets: 3,
 };
 

@@ -234,10 +234,10 @@ counters! {
         "a fragment was lost or came out of order: look at the underlay, or send smaller datagrams";
     /// Drop: the destination's ingress policies don't allow the packet.
     PolicyIngress = 74, "policy_ingress",
-        "transitd denials on this node says which policy";
+        "kubectl thuban why SENDER TARGET:PORT says which policy; so does transitd denials, run on the target's node";
     /// Drop: the sender's egress policies don't allow the packet.
     PolicyEgress = 75, "policy_egress",
-        "transitd denials on this node says which policy";
+        "kubectl thuban why SENDER TARGET:PORT says which policy; so does transitd denials, run on the target's node";
     /// Drop: policy applies, and the packet hides its ports: IPv4 options, IPv6 extension headers, a fragment of TCP or
     /// SCTP, a later fragment whose first one was not let in.
     PolicyUnreadable = 76, "policy_unreadable",
@@ -346,6 +346,15 @@ mod tests {
         for counter in Counter::ALL {
             assert_eq!(counter.is_drop(), !counter.remedy().is_empty(), "{counter:?}");
             assert!(counter.meaning().starts_with(' '), "{counter:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_policy_denies_says_where_to_look() {
+        for counter in [Counter::PolicyIngress, Counter::PolicyEgress] {
+            let remedy = counter.remedy();
+            assert!(remedy.contains("kubectl thuban why"), "{remedy}");
+            assert!(remedy.contains("on the target's node"), "{remedy}");
         }
     }
 
