@@ -11,6 +11,18 @@ pub const PLUGIN: &str = env!("CARGO_PKG_VERSION");
 pub const STATUS: &str = "kubectl thuban status";
 pub const CHECK: &str = "kubectl thuban check";
 pub const WHY: &str = "kubectl thuban why";
+/// Reasons for which the message of the condition says what to do, about the very object.
+const SAID_BY_MESSAGE: [&str; 9] = [
+    "AddressInUseOnNode",
+    "AddressTaken",
+    "AddressUnfit",
+    "NamespaceNotAllowed",
+    "NetworkDeleting",
+    "NetworkFull",
+    "NetworkNotFound",
+    "VpcDeleting",
+    "VpcLeaves",
+];
 /// How many problems the one line of a part names.
 const NAMED: usize = 2;
 
@@ -93,6 +105,12 @@ impl Problem {
             format!("{} {}: {}", self.object, self.reason, self.message)
         }
     }
+
+    /// Returns what to do, if the text does not say it.
+    pub fn further_remedy(&self) -> Option<&str> {
+        let is_said = !self.message.is_empty() && SAID_BY_MESSAGE.contains(&self.reason.as_str());
+        (!is_said && !self.remedy.is_empty()).then_some(self.remedy.as_str())
+    }
 }
 
 /// How one part of Thuban stands.
@@ -170,7 +188,9 @@ impl Report {
 
 #[cfg(test)]
 mod tests {
-    use super::{Level, Line, Problem, STATUS, Verdict};
+    use thuban_api::reasons;
+
+    use super::{Level, Line, Problem, SAID_BY_MESSAGE, STATUS, Verdict};
     use crate::objects::Unseen;
 
     fn problem(object: &str) -> Problem {
@@ -197,6 +217,25 @@ mod tests {
         assert_eq!(verdict(&[&good]), 0);
         assert_eq!(verdict(&[&good, &unseen, &bad]), 1);
         assert_eq!(verdict(&[&good, &unseen]), 2);
+    }
+
+    #[test]
+    fn a_remedy_that_the_message_says_is_not_said_again() {
+        let message = "network \"web\" has no free IPv4 address; append an IPv4 range";
+        let full = Problem::new("Endpoint", "red/web-2", "NetworkFull", message);
+        assert!(!full.remedy.is_empty());
+        assert_eq!(full.further_remedy(), None);
+        assert!(problem("a").further_remedy().is_some(), "without a message");
+        let other = Problem::new(
+            "Network",
+            "a",
+            "RangeOverlaps",
+            "10.0.0.0/24 overlaps 10.0.0.0/16",
+        );
+        assert_eq!(other.further_remedy(), Some("choose a free range"));
+        for reason in SAID_BY_MESSAGE {
+            assert!(reasons::named(reason).next().is_some(), "{reason}");
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 pub const EXAMPLES: &str = "Examples:
   kubectl thuban status                  what works, what does not, and what to do
-  kubectl thuban status --wait=300       the same, once all is well or after 300 s
+  kubectl thuban status --wait=300       the same, once Thuban works or after 300 s
   kubectl thuban check -o json           what may go wrong, for a program
   kubectl thuban tree red                VPC red: its networks, bouncers, dividers, pods
   kubectl thuban why web-0 db-0:5432     what keeps packets of web-0 from db-0
@@ -16,7 +16,7 @@ Exit status: 0 if all is well, 1 if something was found, 2 if something could no
 pub const STATUS_EXAMPLES: &str = "Examples:
   kubectl thuban status
   kubectl thuban status -o wide          every object that is not well, with the remedy
-  kubectl thuban status --wait           until all is well, for 60 s at most
+  kubectl thuban status --wait           once Thuban works, after 60 s at most
   kubectl thuban status -n red           endpoints of the namespace red alone";
 pub const CHECK_EXAMPLES: &str = "Examples:
   kubectl thuban check

@@ -222,7 +222,8 @@ fn prefix(text: &str) -> Result<String, String> {
 
 #[derive(Clone, Copy, Debug, Args)]
 pub struct Wait {
-    /// Waits until all is well, 60 seconds at most if no number is given.
+    /// Waits until the installation is well, 60 seconds at most if no number is given. What tenants have is waited for
+    /// for 10 seconds.
     #[arg(
         long = "wait",
         value_name = "SECONDS",

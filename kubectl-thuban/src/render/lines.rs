@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use super::Style;
-use crate::report::{Line, Report};
+use crate::report::{Line, Problem, Report};
 
 /// The columns of the title before the plugin's version.
 const TITLE_WIDTH: usize = 48;
@@ -39,19 +39,22 @@ fn add(text: &mut String, line: &Line, style: Style) {
         let _ = writeln!(text, "{:TEXT_COLUMN$}{what}", "");
     };
     if !style.is_wide {
-        let remedy = line.problems.first().map(|problem| problem.remedy.as_str());
-        let is_short = |remedy: &&str| !remedy.is_empty() && remedy.len() <= SHORT_REMEDY;
+        let remedy = line.problems.first().and_then(Problem::further_remedy);
+        let is_short = |remedy: &&str| remedy.len() <= SHORT_REMEDY;
         if let Some(remedy) = remedy.filter(is_short) {
             below(remedy);
         }
         return;
     }
-    for problem in &line.problems {
+    for (index, problem) in line.problems.iter().enumerate() {
         if number > 1 {
             below(&problem.text());
         }
-        if !problem.remedy.is_empty() {
-            below(&format!("-> {}", problem.remedy));
+        let remedy = problem.further_remedy();
+        // What several problems in a row need is said once, below the last of them.
+        let next = line.problems.get(index + 1).and_then(Problem::further_remedy);
+        if let Some(remedy) = remedy.filter(|remedy| next != Some(*remedy)) {
+            below(&format!("-> {remedy}"));
         }
     }
 }

@@ -17,7 +17,7 @@ const WIDE: Style = Style {
 };
 
 fn faulty() -> Report {
-    let problems = ["a", "b", "c"].map(|name| Problem::new("Network", name, "NetworkFull", "full"));
+    let problems = ["a", "b", "c"].map(|name| Problem::new("Network", name, "RangeOverlaps", "taken"));
     let lines = vec![
         Line::new("VPCs", "4 Ready", Vec::new()),
         Line::new("networks", "0/3 Ready", problems.into()),
@@ -42,11 +42,11 @@ fn a_line_that_warns_has_its_remedy_below() {
     let text = super::report(&faulty(), PLAIN);
     let lines: Vec<&str> = text.lines().collect();
     assert!(
-        lines[2].starts_with("WARN  networks       0/3 Ready; a NetworkFull: full; "),
+        lines[2].starts_with("WARN  networks       0/3 Ready; a RangeOverlaps: taken; "),
         "{text}"
     );
     assert!(
-        lines[3].starts_with("                     append a range"),
+        lines[3].starts_with("                     choose a free range"),
         "{text}"
     );
     assert_eq!(lines.len(), 4, "{text}");
@@ -54,12 +54,22 @@ fn a_line_that_warns_has_its_remedy_below() {
 
 #[test]
 fn a_wide_report_has_each_problem_and_its_remedy() {
-    let text = super::report(&faulty(), WIDE);
+    let mut report = faulty();
+    let message = "network \"d\" has no free IPv4 address; append an IPv4 range";
+    let full = Problem::new("Network", "d", "NetworkFull", message);
+    report.lines[1].problems.push(full);
+    let shared = Problem::new("Network", "e", "DropletsShared", "node-a");
+    report.lines[1].problems.push(shared);
+    let text = super::report(&report, WIDE);
     let lines: Vec<&str> = text.lines().map(str::trim_start).collect();
     assert_eq!(lines[2], "WARN  networks       0/3 Ready");
-    assert_eq!(lines[3], "a NetworkFull: full");
-    assert!(lines[4].starts_with("-> append a range"), "{text}");
-    assert_eq!(lines.len(), 9, "{text}");
+    assert_eq!(lines[3], "a RangeOverlaps: taken");
+    assert_eq!(lines[5], "c RangeOverlaps: taken");
+    assert_eq!(lines[6], "-> choose a free range");
+    assert!(lines[7].starts_with("d NetworkFull: "), "{text}");
+    assert_eq!(lines[8], "e DropletsShared: node-a");
+    assert!(lines[9].starts_with("-> add nodes"), "{text}");
+    assert_eq!(lines.len(), 10, "{text}");
 }
 
 #[test]

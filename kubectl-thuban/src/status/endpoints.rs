@@ -7,7 +7,7 @@ use crate::endpoints::{Row, State};
 use crate::objects::{Endpoints, Unseen};
 use crate::report::{Line, Problem};
 
-const PART: &str = "endpoints";
+pub const PART: &str = "endpoints";
 
 pub fn line(endpoints: &Endpoints) -> Line {
     seen(PART, judge(endpoints))

@@ -9,6 +9,7 @@ mod vpcs;
 pub use droplets::line as droplets_line;
 
 use k8s_openapi::jiff::Timestamp;
+use thuban_api::DEFAULT_NAME;
 
 use crate::objects::StatusObjects;
 use crate::report::{Line, Report};
@@ -25,6 +26,16 @@ pub fn report(objects: &StatusObjects, now: Timestamp) -> Report {
         endpoints::line(&tenancy.endpoints),
     ];
     Report::new(objects.control_plane.version(), lines)
+}
+
+/// Whether what comes with Thuban is well: the operator, the droplets, the VPC and network `default`. All else is
+/// tenants'.
+pub fn is_installed(report: &Report) -> bool {
+    report.lines.iter().all(|line| match line.part {
+        endpoints::PART | networks::ADDRESSES => true,
+        vpcs::PART | networks::PART => line.problems.iter().all(|problem| problem.object != DEFAULT_NAME),
+        _ => line.problems.is_empty(),
+    })
 }
 
 /// Returns how many of all are well: one number if all are.

@@ -9,8 +9,8 @@ use crate::objects::{Seen, Tenancy, Unseen};
 use crate::report::{Line, Problem};
 use crate::roles::{lacks_roles, messages};
 
-const PART: &str = "networks";
-const ADDRESSES: &str = "addresses";
+pub const PART: &str = "networks";
+pub const ADDRESSES: &str = "addresses";
 
 pub fn line(tenancy: &Tenancy) -> Line {
     seen(PART, judge(tenancy))

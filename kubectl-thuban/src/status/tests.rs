@@ -1,7 +1,7 @@
 use serde_json::json;
 use thuban_api::{Condition, Phase};
 
-use super::report;
+use super::{is_installed, report};
 use crate::objects::{StatusObjects, Unseen};
 use crate::report::{Level, Line, Verdict};
 use crate::testing::{self, now};
@@ -159,6 +159,27 @@ fn endpoints_that_wait_say_why() {
         told.starts_with("2 Provisioned, 1 wait") && told.ends_with("red/web-2 NetworkFull: full"),
         "{told}"
     );
+}
+
+#[test]
+fn what_tenants_have_is_no_part_of_the_installation() {
+    let is_well = |objects: &StatusObjects| is_installed(&report(objects, now()));
+    let mut objects = testing::status();
+    let waiting = testing::endpoint_that_waits("red", "web-2", "NetworkFull", "full");
+    objects.tenancy.endpoints.list.as_mut().unwrap().push(waiting);
+    objects.tenancy.vpcs.as_mut().unwrap()[1].status = None;
+    let network = &mut objects.tenancy.networks.as_mut().unwrap()[1];
+    network.status.as_mut().unwrap().allocated = Some(243);
+    assert_eq!(report(&objects, now()).verdict, Verdict::Found);
+    assert!(is_well(&objects));
+    objects.tenancy.vpcs.as_mut().unwrap()[0].status = None;
+    assert!(!is_well(&objects), "the VPC default");
+    let mut objects = testing::status();
+    objects.droplets.as_mut().unwrap()[1].status = None;
+    assert!(!is_well(&objects), "a droplet");
+    let mut objects = testing::status();
+    objects.control_plane.deployment = Ok(None);
+    assert!(!is_well(&objects), "the operator");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::objects::{Tenancy, Unseen};
 use crate::report::{Line, Problem};
 use crate::roles::{lacks_roles, messages};
 
-const PART: &str = "VPCs";
+pub const PART: &str = "VPCs";
 
 pub fn line(tenancy: &Tenancy) -> Line {
     seen(PART, judge(tenancy))
