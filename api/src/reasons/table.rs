@@ -4,7 +4,7 @@ super::reasons! {
     // Who may enter.
     "NetworkNotFound", "Pod, Service, Endpoint":
         "the network that it asks for does not exist"
-        => "correct the annotation thuban.dev/network or spec.network, or create the Network";
+        => "correct the annotation thuban.dev/network or spec.network, or have the owner of the VPC create the Network";
     "VpcNotFound", "Pod, Service, Endpoint":
         "the VPC of its network does not exist"
         => "create the Vpc, or choose another network";
@@ -24,7 +24,7 @@ super::reasons! {
     // Addresses.
     "NetworkFull", "Pod, Endpoint":
         "the network has no free address"
-        => "append a range to spec.cidrs of the Network, or delete Endpoints that no pod has";
+        => "have the owner of the network append a range to spec.cidrs, or delete Endpoints that no pod has";
     "AddressesNearlyUsedUp", "Network":
         "nine of ten IPv4 addresses of the network are used"
         => "append a range to spec.cidrs, or delete Endpoints that no pod has";
@@ -39,7 +39,7 @@ super::reasons! {
         => "give one of the nodes another address, or delete the other Node if it is gone";
     "AddressInUseOnNode", "Pod, Endpoint":
         "endpoints of other VPCs have the address, or all free addresses of the network, on the same node"
-        => "run the pod on another node, or append a range to spec.cidrs of the Network";
+        => "run the pod on another node, or have the owner of the network append a range to spec.cidrs";
     "TooMany", "Service":
         "the Service asks for more than one address of a family"
         => "name at most one address of each family in thuban.dev/service-ip";

@@ -68,7 +68,7 @@ impl Claimant<'_> {
         for address in self.asked {
             if leased.contains(address) {
                 if !self.try_claim(*address, context).await? {
-                    return Err(ClaimError::Taken { address: *address });
+                    return Err(self.taken(*address, context));
                 }
                 continue;
             }
@@ -86,13 +86,11 @@ impl Claimant<'_> {
     ) -> Result<(IpAddr, Cidr), ClaimError> {
         let unfit = |wrong| ClaimError::Unfit { address, wrong };
         if !self.network.spec.allow_static_ips {
-            return Err(unfit(
-                "the network has no allowStaticIPs; set it, or ask for no address",
-            ));
+            let network = self.network.name_any();
+            return Err(ClaimError::NotStatic { address, network });
         }
         let range = ranges.iter().find(|range| range.contains_address(address));
-        let range =
-            range.ok_or_else(|| unfit("not in a range of the network; ask for one of its spec.cidrs"))?;
+        let range = range.ok_or_else(|| self.outside_ranges(address))?;
         if !range.is_host(address) {
             return Err(unfit(
                 "the first, second and last address of a range are never given out; ask for another one",
@@ -106,7 +104,30 @@ impl Claimant<'_> {
         let is_own = self.try_claim(address, context).await?;
         is_own
             .then_some((address, *range))
-            .ok_or(ClaimError::Taken { address })
+            .ok_or_else(|| self.taken(address, context))
+    }
+
+    fn outside_ranges(&self, address: IpAddr) -> ClaimError {
+        let ranges: Vec<String> = self.ranges.iter().map(ToString::to_string).collect();
+        ClaimError::OutsideRanges {
+            address,
+            network: self.network.name_any(),
+            ranges: ranges.join(", "),
+        }
+    }
+
+    /// Returns the error of an address that another endpoint has. That one is named in its own namespace alone.
+    fn taken(&self, address: IpAddr, context: &Context) -> ClaimError {
+        let name = ip_claim_name(&self.network.spec.vpc, address);
+        let claim = context.stores.ip_claims.get(&ObjectRef::new(&name));
+        let is_of_namespace = |claim: &Arc<IpClaim>| claim.spec.endpoint_namespace == self.owner.namespace;
+        match claim.filter(is_of_namespace).filter(|claim| !is_released(claim)) {
+            Some(claim) => ClaimError::TakenHere {
+                address,
+                endpoint: claim.spec.endpoint_name.clone(),
+            },
+            None => ClaimError::Taken { address },
+        }
     }
 
     async fn claim_any(

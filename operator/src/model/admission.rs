@@ -12,12 +12,15 @@ type Labels = BTreeMap<String, String>;
 pub enum Refusal {
     #[error(
         "annotation {NETWORK_ANNOTATION} names the network {network:?}, which does not exist; \
-         name an existing one (kubectl get networks.thuban.dev) or create it"
+         name an existing one, or ask the owner of the VPC to create it (kubectl get networks.thuban.dev lists \
+         networks, if you may)"
     )]
     NetworkNotFound { network: String },
     #[error("the operator has not seen namespace {namespace:?} yet; it tries again by itself")]
     NamespaceNotFound { namespace: String },
-    #[error("network {network:?} is in VPC {vpc:?}, which does not exist; create the VPC")]
+    #[error(
+        "network {network:?} is in VPC {vpc:?}, which does not exist; choose another network, or ask its owner"
+    )]
     VpcNotFound { network: String, vpc: String },
     #[error(
         "namespace {namespace:?} may not enter VPC {vpc:?}: spec.allowedNamespaces of the VPC does not select it; \

@@ -118,8 +118,12 @@ fn pod_gets_requested_address_and_mac_or_event_with_reason() {
     let link = pod.command(&["ip", "-o", "link", "show", "eth0"]).unwrap();
     assert!(link.contains(MAC), "{link}");
     let refusals = [
-        ("taken", [("ip", "10.21.1.50")], "10.21.1.50 is taken"),
-        ("outside", [("ip", "10.21.9.9")], "not in a range of the network"),
+        ("taken", [("ip", "10.21.1.50")], "10.21.1.50 is taken by Endpoint"),
+        (
+            "outside",
+            [("ip", "10.21.9.9")],
+            "ask for an address in 10.21.1.0/24",
+        ),
         ("gateway", [("ip", "10.21.1.1")], "never given out"),
         ("garbled", [("ip", "ten")], "thuban.dev/ip"),
         ("multicast", [("mac", "01:00:00:00:00:01")], "thuban.dev/mac"),

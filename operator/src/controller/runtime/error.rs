@@ -20,21 +20,35 @@ const CONFLICT_RETRY: Duration = Duration::from_millis(100);
 /// The longest wait that the API server can ask for: no answer puts an object aside for good.
 const MAX_RETRY_AFTER: Duration = Duration::from_mins(5);
 
+/// Why an endpoint has no address. The messages are for the person who made the pod or Service, who may not change the
+/// network.
 #[derive(Debug, Error)]
 pub enum ClaimError {
     #[error(
-        "network {network:?} has no free {family} address; append an {family} range to its spec.cidrs, or wait \
-         until addresses of deleted endpoints are free again"
+        "network {network:?} has no free {family} address; ask the owner of the network to append an {family} range \
+         to its spec.cidrs, or wait until addresses of deleted endpoints are free again"
     )]
     Full { network: String, family: &'static str },
     #[error(
         "other VPCs use all free {family} addresses of network {network:?} on node {node}; run the pod on another \
-         node, or append an {family} range to the network's spec.cidrs"
+         node, or ask the owner of the network to append an {family} range to its spec.cidrs"
     )]
     UsedOnNode {
         network: String,
         family: &'static str,
         node: String,
+    },
+    #[error(
+        "address {address}: network {network:?} has no allowStaticIPs; ask for no address, or ask the owner of the \
+         network to set it"
+    )]
+    NotStatic { address: IpAddr, network: String },
+    #[error("address {address}: not in a range of network {network:?}; ask for an address in {ranges}")]
+    OutsideRanges {
+        address: IpAddr,
+        network: String,
+        /// All of its ranges, with commas between them.
+        ranges: String,
     },
     #[error("address {address}: {wrong}")]
     Unfit { address: IpAddr, wrong: &'static str },
@@ -42,6 +56,11 @@ pub enum ClaimError {
         "address {address} is taken by another endpoint of the VPC; ask for another one or wait until it is free"
     )]
     Taken { address: IpAddr },
+    #[error(
+        "address {address} is taken by Endpoint {endpoint:?} of this namespace; ask for another one or wait until it \
+         is free"
+    )]
+    TakenHere { address: IpAddr, endpoint: String },
     #[error("the claim of address {address} was released meanwhile")]
     Lost { address: IpAddr },
     #[error(transparent)]
@@ -54,8 +73,8 @@ impl ClaimError {
         match self {
             Self::Full { .. } => Some("NetworkFull"),
             Self::UsedOnNode { .. } => Some("AddressInUseOnNode"),
-            Self::Unfit { .. } => Some("AddressUnfit"),
-            Self::Taken { .. } => Some("AddressTaken"),
+            Self::NotStatic { .. } | Self::OutsideRanges { .. } | Self::Unfit { .. } => Some("AddressUnfit"),
+            Self::Taken { .. } | Self::TakenHere { .. } => Some("AddressTaken"),
             Self::Lost { .. } => None,
             Self::Write(error) => error.is_denied().then_some("ClaimDenied"),
         }
@@ -99,9 +118,14 @@ impl Category for ReconcileError {
         match self {
             Self::Write(write) | Self::Claim(ClaimError::Write(write)) => write.category(),
             Self::Claim(ClaimError::Full { .. } | ClaimError::UsedOnNode { .. }) => "full",
-            Self::Claim(ClaimError::Unfit { .. } | ClaimError::Taken { .. } | ClaimError::Lost { .. }) => {
-                "address"
-            }
+            Self::Claim(
+                ClaimError::NotStatic { .. }
+                | ClaimError::OutsideRanges { .. }
+                | ClaimError::Unfit { .. }
+                | ClaimError::Taken { .. }
+                | ClaimError::TakenHere { .. }
+                | ClaimError::Lost { .. },
+            ) => "address",
         }
     }
 }
