@@ -19,7 +19,7 @@ use crate::Condition;
     status = "IpPoolStatus",
     printcolumn(name = "Class", type_ = "string", json_path = ".spec.class"),
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
-    printcolumn(name = "CIDRs", type_ = "string", json_path = ".spec.cidrs"),
+    printcolumn(name = "Ranges", type_ = "string", json_path = ".status.ranges"),
     printcolumn(name = "Announce", type_ = "string", json_path = ".spec.announce"),
     printcolumn(name = "Driver", type_ = "string", json_path = ".spec.driver", priority = 1),
     printcolumn(name = "Leased", type_ = "integer", json_path = ".status.leased"),
@@ -142,6 +142,9 @@ impl PoolDriver {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase", default)]
 pub struct IpPoolStatus {
+    /// The ranges of the spec as one text, such as `203.0.113.0/24, 2001:db8:7::/120`.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub ranges: String,
     /// The number of addresses in the ranges, at most 2^53.
     pub size: u64,
     /// How many addresses are leased.

@@ -76,6 +76,32 @@ fn kubectl_get_shows_how_each_object_with_conditions_is() {
 }
 
 #[test]
+fn kubectl_get_shows_ranges_as_one_text() {
+    let mut kinds = Vec::new();
+    for crd in thuban_api::crds()
+        .into_iter()
+        .chain(thuban_api::load_balancer_crds())
+    {
+        let kind = crd.spec.names.kind.clone();
+        let crd = serde_json::to_value(crd).unwrap();
+        let version = &crd["spec"]["versions"][0];
+        let schema = &version["schema"]["openAPIV3Schema"]["properties"];
+        if schema["spec"]["properties"]["cidrs"].is_null() {
+            continue;
+        }
+        let columns = version["additionalPrinterColumns"].as_array().unwrap();
+        let ranges = columns.iter().find(|column| column["name"] == "Ranges");
+        assert_eq!(ranges.unwrap()["jsonPath"], ".status.ranges", "{kind}");
+        assert_eq!(
+            schema["status"]["properties"]["ranges"]["type"], "string",
+            "{kind}"
+        );
+        kinds.push(kind);
+    }
+    assert_eq!(kinds, ["Vpc", "Network", "IpPool"]);
+}
+
+#[test]
 fn kubectl_explain_says_what_each_field_means() {
     for crd in thuban_api::crds()
         .into_iter()

@@ -39,6 +39,7 @@ pub fn wanted(pool: &IpPool, around: &Surroundings, counts: &Counts, now: Timest
     };
     set(&mut conditions, accepted);
     IpPoolStatus {
+        ranges: pool.spec.cidrs.join(", "),
         conditions,
         observed_generation: generation,
         ..usage(pool, counts)

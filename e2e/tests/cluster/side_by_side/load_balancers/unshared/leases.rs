@@ -148,6 +148,10 @@ fn two_cidrds_give_each_address_to_one_holder() -> Result<()> {
     cluster.wait_for("the pool's numbers", Duration::from_secs(10), || {
         Ok(numbers(&get(cluster, &["ippool", POOL])?) == [json!(4), json!(4), json!(0)])
     })?;
+    assert_eq!(
+        get(cluster, &["ippool", POOL])?["status"]["ranges"],
+        "198.51.100.4/30"
+    );
     // The other one goes on without the first.
     drop(one);
     let others = Actor::administrator(cluster)?;
