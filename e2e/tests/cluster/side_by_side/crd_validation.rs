@@ -171,6 +171,32 @@ fn objects_are_in_init_from_their_creation() {
     }
 }
 
+/// `endpoints` alone is the core's kind: `tep` is the name of Thuban's everywhere.
+#[test]
+fn kubectl_explains_and_lists_kinds_by_short_names() {
+    let admin = Actor::administrator(&tenants().cluster).unwrap();
+    for (name, kind) in [
+        ("vpc", "Vpc"),
+        ("net", "Network"),
+        ("tep", "Endpoint"),
+        ("div", "Divider"),
+        ("bnc", "Bouncer"),
+        ("drop", "Droplet"),
+    ] {
+        for field in ["spec", "status"] {
+            let told = admin.kubectl(&["explain", &format!("{name}.{field}")]).unwrap();
+            assert!(told.contains("thuban.dev") && told.contains(kind), "{told}");
+            let is_empty = ["<empty>", "<no description>"]
+                .iter()
+                .any(|words| told.contains(words));
+            assert!(!is_empty, "{told}");
+        }
+        let listed = admin.kubectl(&["get", name, "-A", "-o", "name"]).unwrap();
+        let group = format!("{}.thuban.dev/", kind.to_lowercase());
+        assert!(listed.contains(&group), "{listed}");
+    }
+}
+
 #[test]
 fn every_rule_refuses_what_breaks_it_and_says_what_to_do() {
     let _asked = Asked::new();
