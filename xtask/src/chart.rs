@@ -167,6 +167,8 @@ pub fn ask_until(server: SocketAddr, is_over: &AtomicBool) -> Result<(u32, u32)>
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use serde_yaml_ng::Value;
 
     use super::{images, root};
@@ -183,6 +185,26 @@ mod tests {
         assert!(!monitor.contains("secret: "), "{monitor}");
         let published = "resources: [configmaps]\n  resourceNames: [thuban-operator-ca]\n  verbs: [patch]\n";
         assert!(read("20-operator.yaml").contains(published));
+    }
+
+    #[test]
+    fn each_key_of_config_is_in_the_schema_and_on_the_page() {
+        let read = |file: &str| std::fs::read_to_string(root().join(file)).unwrap();
+        let keys = |mapping: &Value| -> BTreeSet<String> {
+            let keys = mapping.as_mapping().unwrap().keys();
+            keys.map(|key| key.as_str().unwrap().to_owned()).collect()
+        };
+        let values: Value = serde_yaml_ng::from_str(&read("charts/thuban/values.yaml")).unwrap();
+        // JSON is YAML.
+        let schema: Value = serde_yaml_ng::from_str(&read("charts/thuban/values.schema.json")).unwrap();
+        let config = keys(&values["config"]);
+        assert_eq!(config, keys(&schema["properties"]["config"]["properties"]));
+        let page = read("docs/guide/install.md");
+        let missing: Vec<_> = config
+            .iter()
+            .filter(|key| !page.contains(&format!("`{key}`")))
+            .collect();
+        assert!(missing.is_empty(), "docs/guide/install.md lacks {missing:?}");
     }
 
     #[test]
