@@ -4,7 +4,7 @@ const DROP = {
   reason: "outside_vpc",
   meaning: "destination outside the VPC, which has no way out",
   remedy:
-    "set spec.egress of the VPC if its pods should reach outside; a network with egress: false stays closed",
+    "ask the VPC's owner for spec.egress if pods should reach outside; a network with egress: false stays closed",
   packets: 12,
 };
 const DENIED = {

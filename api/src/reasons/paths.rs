@@ -33,10 +33,10 @@ super::reasons! {
         => "use an address of the other family, or add an IPv6 range to the source's network";
     "NoEgress", "PathTrace":
         "pods of the VPC do not reach addresses outside"
-        => "set spec.egress of the Vpc";
+        => "ask the owner of the VPC to set spec.egress";
     "NetworkPrivate", "PathTrace":
         "pods of the network do not reach addresses outside"
-        => "remove spec.egress false from the Network, or use another network";
+        => "ask the owner of the network to remove spec.egress false, or use another network";
     "RangeClosed", "PathTrace":
         "the address is of a node, of the underlay or of pods of the VPC default: no pod of another VPC reaches it"
         => "reach it by a Service that the VPC shares";
@@ -45,7 +45,7 @@ super::reasons! {
         => "correct the name or namespace; ask about the pods of a Service without address";
     "ServiceNotReached", "PathTrace":
         "the source's VPC reaches no such Service: there is none, or the VPC does not share it"
-        => "add it to spec.sharedServices of the Vpc, if it is in the VPC default; or correct its name";
+        => "have the owner of the VPC add it to spec.sharedServices, if it is in the VPC default; or correct its name";
     "PortNotServed", "PathTrace":
         "the Service has no such port"
         => "correct the port or the protocol, or add the port to the Service";

@@ -103,8 +103,7 @@ async fn the_keyboard_selects_a_row_of_the_list() -> Result<()> {
     session
         .press("tbody tr", &["ArrowDown", "ArrowUp", "Enter"])
         .await?;
-    let has_remedy =
-        "() => document.getElementById('details').textContent.includes('set spec.egress of the VPC')";
+    let has_remedy = "() => document.getElementById('details').textContent.includes('owner for spec.egress')";
     session
         .wait("the remedy of the drop", DROP_TIMEOUT, has_remedy)
         .await?;

@@ -204,8 +204,8 @@ mod tests {
         assert_eq!(
             words,
             "dropped 12 of the packets that the pod sent, outside_vpc: destination outside the VPC, which has no way \
-             out. What to do: set spec.egress of the VPC if its pods should reach outside; a network with egress: \
-             false stays closed. Dropped besides: spoofed_mac 2, vlan_tagged 1"
+             out. What to do: ask the VPC's owner for spec.egress if pods should reach outside; a network with \
+             egress: false stays closed. Dropped besides: spoofed_mac 2, vlan_tagged 1"
         );
     }
 

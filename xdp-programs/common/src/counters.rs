@@ -135,7 +135,7 @@ counters! {
         "the pod announces an address that is not its own: look at the pod";
     /// Drop: destination outside the VPC, which has no way out.
     OutsideVpc = 35, "outside_vpc",
-        "set spec.egress of the VPC if its pods should reach outside; a network with egress: false stays closed";
+        "ask the VPC's owner for spec.egress if pods should reach outside; a network with egress: false stays closed";
     /// Drop: no (right) attachment for the interface.
     NoAttachment = 36, "no_attachment",
         "the veth is not set up: look at transitd's log";

@@ -82,7 +82,7 @@ fn drops_have_their_meaning_or_the_policy() {
         rows[1].contains(" 4200  red ") && rows[1].contains("SYN,ACK"),
         "{rows:?}"
     );
-    assert!(rows[1].contains(", node-b -> set spec.egress"), "{rows:?}");
+    assert!(rows[1].contains(", node-b -> ask the VPC's owner"), "{rows:?}");
 }
 
 #[test]
