@@ -100,7 +100,8 @@ impl Stage {
 mod tests {
     use thuban_api::Phase;
 
-    use super::{Readiness, Step, View, decide, readiness};
+    use super::{Readiness, Step, View, decide, keep_ready, readiness};
+    use crate::controller::runtime::objects::condition;
 
     const NEW: View = View {
         is_early: false,
@@ -142,6 +143,20 @@ mod tests {
         ] {
             assert_eq!(decide(view), step, "{view:?}");
         }
+    }
+
+    #[test]
+    fn a_condition_that_stays_is_about_the_latest_generation() {
+        let before = condition("Ready", true, "Provisioned", "its dividers work", Some(1));
+        let accepted = condition("Accepted", true, "Valid", "", Some(1));
+        let mut conditions = [accepted.clone(), before.clone()];
+        keep_ready(&mut conditions, Some(7));
+        assert_eq!(conditions[0], accepted);
+        assert_eq!(conditions[1].observed_generation, Some(7));
+        assert_eq!(
+            conditions[1].last_transition_time, before.last_transition_time,
+            "it has not changed"
+        );
     }
 
     #[test]
