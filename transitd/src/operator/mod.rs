@@ -5,4 +5,6 @@
 pub mod client;
 pub mod epoch;
 pub mod peer;
+#[cfg(test)]
+mod scopes;
 pub mod session;
