@@ -23,8 +23,8 @@ impl Leader {
         let told = self.told.replace(own.clone());
         let is_snapshot = told.is_none();
         let told = told.unwrap_or_default();
-        let deletes = told.keys().filter(|key| !own.contains_key(*key)).cloned();
-        let deletes = deletes.collect();
+        let gone = told.keys().filter(|key| !own.contains_key(*key));
+        let deletes = gone.cloned().collect();
         own.retain(|key, row| told.get(key) != Some(&*row));
         ScopedProgram {
             epoch: self.epoch,
