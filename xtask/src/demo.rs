@@ -42,7 +42,7 @@ const NETWORKS: [(&str, &str); 5] = [
 fn begin() -> Result<()> {
     println!(
         "This builds Kubernetes and Thuban, starts a cluster of three nodes on this machine, and shows who reaches\n\
-         whom. On two cores it takes about 15 minutes the first time, most of it for builds, and about 2 later."
+         whom. On two cores it takes about 12 minutes the first time, most of it for builds, and about 2 later."
     );
     let is_up = Cluster::named(NAME).is_ok();
     machine::check(&NEEDS, is_up)?;

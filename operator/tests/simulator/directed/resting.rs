@@ -109,7 +109,9 @@ fn claim_of_a_pod_that_lives_shortly_costs_one_read() {
             let written = count(writes_of(&only)) - count(before);
             let read = only.reads.lock().unwrap().len();
             if (written, read) != (5, 1) {
-                simulation.lock().violation(format!("{written} were written, {read} read"));
+                simulation
+                    .lock()
+                    .violation(format!("{written} were written, {read} read"));
             }
             end_everything(simulation).await;
         });
