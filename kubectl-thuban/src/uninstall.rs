@@ -28,6 +28,8 @@ const KINDS: [&str; 8] = [
     "vniclaims.thuban.dev",
     "droplets.thuban.dev",
 ];
+/// The most objects that one command names.
+const AT_ONCE: usize = 50;
 /// Kinds of the objects that people make.
 const ASKED_FOR: [&str; 3] = [KINDS[0], KINDS[1], KINDS[2]];
 /// Cluster-scoped kinds of the manifests.
@@ -262,17 +264,19 @@ fn delete_each(kubectl: &Kubectl, kind: &str, objects: &[Value], how: &[&str]) -
     }
     for (namespace, names) in of_namespace {
         eprintln!("  {namespace}: {}", names.join(", "));
-        let mut arguments = vec![
-            "delete",
-            kind,
-            "--ignore-not-found",
-            "--wait=false",
-            "-n",
-            &namespace,
-        ];
-        arguments.extend(how);
-        arguments.extend(names.iter().map(String::as_str));
-        kubectl.run(&arguments)?;
+        for names in names.chunks(AT_ONCE) {
+            let mut arguments = vec![
+                "delete",
+                kind,
+                "--ignore-not-found",
+                "--wait=false",
+                "-n",
+                &namespace,
+            ];
+            arguments.extend(how);
+            arguments.extend(names.iter().map(String::as_str));
+            kubectl.run(&arguments)?;
+        }
     }
     Ok(())
 }
@@ -366,7 +370,7 @@ fn take_finalizers(kubectl: &Kubectl) -> Result<()> {
             }
         }
         for (namespace, names) in of_namespace {
-            for names in names.chunks(50) {
+            for names in names.chunks(AT_ONCE) {
                 count += names.len();
                 let patch = r#"{"metadata":{"finalizers":null}}"#;
                 let mut arguments = vec!["patch", kind, "--type=merge", "-p", patch];

@@ -6,6 +6,7 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, ResourceExt};
@@ -14,13 +15,15 @@ use thuban_api::identifiers::Vni;
 use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
 use crate::controller::attach::is_borne_out;
-use crate::controller::claim::{confirm, release};
+use crate::controller::cache::resting_claims::Resting;
+use crate::controller::claim::{confirm, holder, release};
 use crate::controller::context::Context;
 use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::hub::Report;
 use crate::model::allocation::{
-    Family, Owner, addresses_of, ip_claim_name, is_anothers, is_confirmed, is_released, own_claim, propose,
+    Family, Owner, Standing, addresses_of, ip_claim_name, is_anothers, is_confirmed, is_released, own_claim,
+    propose, standing,
 };
 use crate::model::world::World;
 
@@ -258,9 +261,8 @@ impl Claimant<'_> {
         if self.owner.holds(&known) {
             return Ok(true);
         }
-        let is_resting = is_released(&known) || context.resting_claims.has(&known);
-        let is_namesakes = is_resting && self.owner.had(&known.spec);
-        if !is_namesakes || !self.asked.contains(&address) {
+        let is_namesakes = self.owner.had(&known.spec) && self.asked.contains(&address);
+        if !is_namesakes || !rests(&known, context).await? {
             return Ok(false);
         }
         // All droplets acked that the address is free. Only strangers must wait until it has rested.
@@ -271,6 +273,17 @@ impl Claimant<'_> {
             Err(error) => Err(error),
         }
     }
+}
+
+/// Whether all droplets acked that the address of a claim is out of use, and no Endpoint counts the claim.
+async fn rests(claim: &IpClaim, context: &Context) -> Result<bool, WriteError> {
+    Ok(match context.resting_claims.of(claim, Duration::ZERO) {
+        Some(Resting::Over { is_settled: true }) => true,
+        Some(Resting::Over { is_settled: false }) => {
+            standing(&claim.spec, holder(context, &claim.spec).await?.as_ref()) == Standing::Void
+        }
+        Some(Resting::Unproven | Resting::Left(_)) | None => is_released(claim),
+    })
 }
 
 /// Returns the claim of each address as the API server has it now; none where it is gone, released or another's.

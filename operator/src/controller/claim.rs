@@ -157,7 +157,7 @@ fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
 }
 
 /// Returns the Endpoint that the claim names, as the API server has it now.
-async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint>, WriteError> {
+pub async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint>, WriteError> {
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &spec.endpoint_namespace);
     get(&endpoints, &spec.endpoint_name).await
 }

@@ -443,7 +443,7 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     for claim in claims.iter().filter(|claim| !counted.contains(claim)) {
         triggers.claims.wake(ObjectRef::new(claim));
     }
-    if object.metadata.deletion_timestamp.is_some() {
+    if !is_there || object.metadata.deletion_timestamp.is_some() {
         triggers.network(&object.spec.network);
     }
     triggers.endpoint(&name);
@@ -471,6 +471,9 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
         Change::Gone(claim) => (&**claim, false),
     };
     let network = &claim.spec.network;
+    if is_there {
+        context.resting_claims.saw(claim);
+    }
     if allocation::family_of(&claim.spec) == Some(Family::V4) {
         context.index.claim(network, &claim.name_any(), is_there);
     }
@@ -479,7 +482,6 @@ pub fn on_ip_claim(context: &Context, change: &Change<IpClaim>) {
         .owned(&claim.spec.owner_uid, &claim.name_any(), is_there);
     triggers.network(network);
     if is_there {
-        context.resting_claims.saw(claim);
         triggers.claims.wake(ObjectRef::from_obj(claim));
         if let Some(name) = claimant(context, claim) {
             triggers.endpoint(&name);

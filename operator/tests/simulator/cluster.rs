@@ -358,7 +358,7 @@ fn is_foreground(owner: &Value) -> bool {
     finalizers.is_some_and(|all| all.iter().any(|finalizer| finalizer == "foregroundDeletion"))
 }
 
-/// Ends the namespaces that are deleted: each takes all its objects along, in no particular order.
+/// Ends the namespaces that are deleted: each takes all its objects along, its Endpoints after its pods.
 fn end_namespaces(state: &mut State) {
     let ending: Vec<String> = state
         .store
@@ -384,9 +384,20 @@ fn end_namespaces(state: &mut State) {
                 .filter(|((_, namespace, _), _)| *namespace == space)
                 .map(|((_, _, name), _)| name.clone())
                 .collect();
+            if kind == Kind::Endpoint && !is_empty {
+                // Pods, or Services, which end their Endpoints themselves.
+                continue;
+            }
             for name in within {
                 is_empty = false;
-                let _ = state.store.delete_as_user(kind, &space, &name, false);
+                let object = state.store.value(kind, &space, &name);
+                if kind == Kind::Endpoint && object.is_some_and(|of| !text(of, "/spec/podRef/uid").is_empty())
+                {
+                    // A pod's goes at once, whatever the operator has done.
+                    state.stripped.insert(name.clone());
+                }
+                let preconditions = Preconditions::default();
+                let _ = state.store.delete(kind, &space, &name, &preconditions, false);
             }
         }
         if is_empty {

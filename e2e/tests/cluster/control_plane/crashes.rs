@@ -45,8 +45,7 @@ const POINTS: [&str; 22] = [
 /// How long an operator may take to come to a write. Numbers of VPCs and addresses rest for 30 s before their claims
 /// go.
 const WRITTEN: Duration = Duration::from_mins(1);
-/// How often pods are replaced in that time. Claims of pods that live for less than 20 s rest by a mark, which is a
-/// write of its own.
+/// How often pods are replaced in that time.
 const TRIES: u32 = 6;
 
 fn number(variable: &str, default: usize) -> usize {
@@ -111,6 +110,23 @@ fn stir(cluster: &Cluster, round: usize) -> Result<()> {
         let gone = ["delete", "--ignore-not-found", "--wait=false"];
         cluster.kubectl(&[&gone[..], &["networks.thuban.dev", &before]].concat())?;
         cluster.kubectl(&[&gone[..], &["vpcs.thuban.dev", &before]].concat())?;
+    }
+    let users = |round| format!("users-{round}");
+    let endpoint = json!({
+        "apiVersion": "thuban.dev/v1alpha1", "kind": "Endpoint",
+        "metadata": {"name": users(round), "namespace": "crashes"}, "spec": {"network": "crashes"},
+    });
+    apply(cluster, &[endpoint])?;
+    if round > 0 {
+        let gone = [
+            "delete",
+            "--ignore-not-found",
+            "--wait=false",
+            "endpoints.thuban.dev",
+            "-n",
+            "crashes",
+        ];
+        cluster.kubectl(&[&gone[..], &[&users(round - 1)]].concat())?;
     }
     replace_pods(cluster)
 }

@@ -3,7 +3,8 @@
 //!
 //! Invariant: a rest is of one version of a claim, and of a claim that no Endpoint counts. Whoever takes the claim for
 //! another Endpoint writes into it, and ends the rest by that. An Endpoint that was made soon after the claim counts it
-//! without a word: such a rest ends when the Endpoint is seen, and the API server is asked once more at its end.
+//! without a word: such a rest ends when the Endpoint is seen. It lasts until the claim is old, and the API server is
+//! asked for the Endpoint once more at its end.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -21,10 +22,18 @@ const SETTLED: Duration = Duration::from_secs(20);
 struct Rest {
     uid: Option<String>,
     version: Option<String>,
-    /// Whether every Endpoint that comes must write into the claim before it counts it.
-    is_settled: bool,
+    /// When every Endpoint that is made from then on must write into the claim before it counts it; none if that was so
+    /// already when the Endpoint went.
+    settles: Option<Instant>,
     /// When it was proven that the address is out of use; none before.
     since: Option<Instant>,
+}
+
+impl Rest {
+    /// Whether it is of this version of the claim.
+    fn is_of(&self, claim: &IpClaim) -> bool {
+        self.uid == claim.meta().uid && self.version == claim.meta().resource_version
+    }
 }
 
 /// How far the rest of a claim is.
@@ -71,20 +80,21 @@ impl RestingClaims {
     }
 
     /// Notes that the Endpoint of this version of the claim is gone, and that its address may be in use still.
-    pub fn expect(&self, claim: &IpClaim, is_settled: bool) {
-        self.put(claim, is_settled, None);
+    /// `settles`: from before the Endpoint went.
+    pub fn expect(&self, claim: &IpClaim, settles: Option<Instant>) {
+        self.put(claim, settles, None);
     }
 
-    /// Begins the rest of this version of the claim, now.
-    pub fn begin(&self, claim: &IpClaim, is_settled: bool) {
-        self.put(claim, is_settled, Some(Instant::now()));
+    /// Begins the rest of this version of the claim, now. `settles`: from before the Endpoint went.
+    pub fn begin(&self, claim: &IpClaim, settles: Option<Instant>) {
+        self.put(claim, settles, Some(Instant::now()));
     }
 
-    fn put(&self, claim: &IpClaim, is_settled: bool, since: Option<Instant>) {
+    fn put(&self, claim: &IpClaim, settles: Option<Instant>, since: Option<Instant>) {
         let rest = Rest {
             uid: claim.uid(),
             version: claim.resource_version(),
-            is_settled,
+            settles,
             since,
         };
         self.claims(|claims| claims.rests.insert(claim.name_any(), rest));
@@ -93,44 +103,43 @@ impl RestingClaims {
     /// Notes that the address of this version of the claim is proven to be out of use: it rests from now on.
     pub fn prove(&self, claim: &IpClaim) {
         self.claims(|claims| {
-            if let Some(rest) = claims.rests.get_mut(&claim.name_any()) {
+            let rest = claims.rests.get_mut(&claim.name_any());
+            if let Some(rest) = rest.filter(|rest| rest.is_of(claim)) {
                 rest.since = Some(Instant::now());
             }
         });
     }
 
-    /// Whether no Endpoint that is made from now on can count the claim without a word in it.
-    pub fn is_settled(&self, claim: &IpClaim) -> bool {
+    /// Returns when an Endpoint that is made can no longer count the claim without a word in it; none if that is so now.
+    pub fn settles(&self, claim: &IpClaim) -> Option<Instant> {
         let uid = claim.uid().unwrap_or_default();
-        self.claims(|claims| {
-            claims
-                .young
-                .get(&uid)
-                .is_none_or(|seen| seen.elapsed() >= SETTLED)
-        })
+        let seen = self.claims(|claims| claims.young.get(&uid).copied());
+        seen.map(|seen| seen + SETTLED)
+            .filter(|settles| *settles > Instant::now())
     }
 
     /// Returns how far the rest of this version of the claim is, of `time` in all. None if it does not rest.
     pub fn of(&self, claim: &IpClaim, time: Duration) -> Option<Resting> {
         self.claims(|claims| {
             let rest = claims.rests.get(claim.meta().name.as_ref()?)?;
-            if rest.uid != claim.meta().uid || rest.version != claim.meta().resource_version {
+            if !rest.is_of(claim) {
                 return None;
             }
-            let left = rest.since.map(|since| time.saturating_sub(since.elapsed()));
-            Some(match left {
-                None => Resting::Unproven,
-                Some(left) if !left.is_zero() => Resting::Left(left),
-                Some(_) => Resting::Over {
-                    is_settled: rest.is_settled,
-                },
+            let Some(since) = rest.since else {
+                return Some(Resting::Unproven);
+            };
+            let end = rest
+                .settles
+                .map_or(since + time, |settles| settles.max(since + time));
+            let left = end.saturating_duration_since(Instant::now());
+            Some(if left.is_zero() {
+                Resting::Over {
+                    is_settled: rest.settles.is_none(),
+                }
+            } else {
+                Resting::Left(left)
             })
         })
-    }
-
-    /// Whether the address of this version of the claim is proven to be out of use, and rests.
-    pub fn has(&self, claim: &IpClaim) -> bool {
-        matches!(self.of(claim, Duration::ZERO), Some(Resting::Over { .. }))
     }
 
     /// Ends the rest of a claim that is gone, or that an Endpoint counts.
@@ -166,18 +175,21 @@ mod tests {
     async fn one_version_of_a_claim_rests_until_it_is_forgotten() {
         let claims = RestingClaims::default();
         assert_eq!(claims.of(&claim("a", "7"), REST), None);
-        claims.begin(&claim("a", "7"), true);
+        claims.begin(&claim("a", "7"), None);
         tokio::time::advance(Duration::from_secs(20)).await;
         let left = Resting::Left(Duration::from_secs(10));
         assert_eq!(claims.of(&claim("a", "7"), REST), Some(left));
-        assert!(claims.has(&claim("a", "7")));
-        assert!(!claims.has(&claim("a", "8")), "it was confirmed since");
-        assert!(!claims.has(&claim("b", "7")), "made again under its name");
+        assert_eq!(claims.of(&claim("a", "8"), REST), None, "it was confirmed since");
+        assert_eq!(
+            claims.of(&claim("b", "7"), REST),
+            None,
+            "made again under its name"
+        );
         tokio::time::advance(Duration::from_secs(20)).await;
         let over = Resting::Over { is_settled: true };
         assert_eq!(claims.of(&claim("a", "7"), REST), Some(over));
         claims.forget("red.10.0.1.2");
-        assert!(!claims.has(&claim("a", "7")));
+        assert_eq!(claims.of(&claim("a", "7"), REST), None);
     }
 
     #[tokio::test(start_paused = true)]
@@ -185,29 +197,45 @@ mod tests {
         let claims = RestingClaims::default();
         claims.prove(&claim("a", "7"));
         assert_eq!(claims.of(&claim("a", "7"), REST), None, "nobody expects it");
-        claims.expect(&claim("a", "7"), false);
+        claims.expect(&claim("a", "7"), None);
         tokio::time::advance(REST).await;
+        claims.prove(&claim("a", "8"));
         assert_eq!(claims.of(&claim("a", "7"), REST), Some(Resting::Unproven));
-        assert!(!claims.has(&claim("a", "7")));
         claims.prove(&claim("a", "7"));
-        assert!(claims.has(&claim("a", "7")));
         assert_eq!(claims.of(&claim("a", "7"), REST), Some(Resting::Left(REST)));
         tokio::time::advance(REST).await;
-        let over = Resting::Over { is_settled: false };
+        let over = Resting::Over { is_settled: true };
         assert_eq!(claims.of(&claim("a", "7"), REST), Some(over));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_young_claim_rests_until_it_is_settled() {
+        let claims = RestingClaims::default();
+        claims.saw(&claim("a", "7"));
+        tokio::time::advance(Duration::from_secs(4)).await;
+        let settles = claims.settles(&claim("a", "7"));
+        claims.begin(&claim("a", "7"), settles);
+        let short = Duration::from_secs(5);
+        let left = |seconds| Some(Resting::Left(Duration::from_secs(seconds)));
+        assert_eq!(claims.of(&claim("a", "7"), short), left(16));
+        assert_eq!(claims.of(&claim("a", "7"), REST), left(30));
+        tokio::time::advance(Duration::from_secs(16)).await;
+        let over = Resting::Over { is_settled: false };
+        assert_eq!(claims.of(&claim("a", "7"), short), Some(over));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_claim_is_settled_after_twenty_seconds() {
         let claims = RestingClaims::default();
-        for pause in [19, 1, 40] {
+        let is_settled = |uid| claims.settles(&claim(uid, "7")).is_none();
+        for pause in [1, 40] {
             claims.saw(&claim("a", "7"));
             tokio::time::advance(Duration::from_secs(19)).await;
-            assert!(!claims.is_settled(&claim("a", "7")), "{pause}");
+            assert!(!is_settled("a"), "{pause}");
             claims.saw(&claim("b", "7"));
             tokio::time::advance(Duration::from_secs(pause)).await;
-            assert!(claims.is_settled(&claim("a", "7")), "{pause}");
-            assert_eq!(claims.is_settled(&claim("b", "7")), pause > 20, "{pause}");
+            assert!(is_settled("a"), "{pause}");
+            assert_eq!(is_settled("b"), pause > 20, "{pause}");
         }
     }
 }

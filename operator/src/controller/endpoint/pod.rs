@@ -20,6 +20,7 @@ use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached};
 use crate::controller::denial;
 use crate::controller::endpoint::remove::remove;
+use crate::controller::endpoint::sync::sync_endpoint;
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
 use crate::controller::runtime::objects::{create, delete, has_finalizer};
@@ -167,6 +168,12 @@ pub async fn attend(
     context: &Context,
 ) -> Result<Option<Action>, ReconcileError> {
     if attach::has_living_pod(endpoint, context) {
+        let uid = endpoint.uid().unwrap_or_default();
+        if context.index.is_leaving(&uid) {
+            // Its pod was seen after it: its rows come back.
+            context.index.forget_leaving(&uid);
+            sync_endpoint(endpoint, context);
+        }
         return Ok(None);
     }
     // CNI DEL ends the attachment; only then is the address out of use.

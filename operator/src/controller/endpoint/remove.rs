@@ -1,6 +1,5 @@
 //! Removes an Endpoint that is deleted, or whose pod is gone: from all droplets, before its addresses are released.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
 use kube::runtime::controller::Action;
@@ -28,10 +27,15 @@ pub async fn remove(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let is_deleted = endpoint.metadata.deletion_timestamp.is_some();
+    let is_pods = EndpointKind::of(endpoint) != EndpointKind::Host;
     if is_deleted && !has_finalizer(endpoint) {
+        // Somebody else's finalizer keeps it. Its claims go with it.
+        if EndpointKind::of(endpoint) == EndpointKind::Pod && !attach::is_in_use(endpoint, context) {
+            context.index.leave(&endpoint.uid().unwrap_or_default());
+            remove_endpoint(&name_of(endpoint), context);
+        }
         return Ok(Action::await_change());
     }
-    let is_pods = EndpointKind::of(endpoint) != EndpointKind::Host;
     if has_addresses(endpoint) && is_pods && attach::is_in_use(endpoint, context) {
         // The Endpoint of a running pod was deleted: the pod keeps its network until it ends.
         if attach::has_living_pod(endpoint, context) {
@@ -73,19 +77,19 @@ pub async fn remove(
     let claims = claims_counted(endpoint, &addresses, context);
     let claims = claims
         .into_iter()
-        .map(|claim| (context.resting_claims.is_settled(&claim), claim));
+        .map(|claim| (context.resting_claims.settles(&claim), claim));
     let claims: Vec<_> = claims.collect();
     if is_deleted {
         remove_finalizer(endpoints, endpoint).await?;
     } else {
         delete(endpoints, endpoint).await?;
     }
-    for (is_settled, claim) in claims {
+    for (settles, claim) in claims {
         if is_deleted {
-            context.resting_claims.begin(&claim, is_settled);
+            context.resting_claims.begin(&claim, settles);
         } else {
             // Until now another leader may have sent its rows again: only a deleted Endpoint has none for good.
-            context.resting_claims.expect(&claim, is_settled);
+            context.resting_claims.expect(&claim, settles);
         }
         context.hub.triggers.claims.wake(ObjectRef::from_obj(&*claim));
     }
