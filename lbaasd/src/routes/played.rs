@@ -197,7 +197,7 @@ where
         return status(409, "AlreadyExists");
     }
     let version = known.and_then(ResourceExt::resource_version);
-    if version != written.resource_version() {
+    if version != written.meta().resource_version {
         return status(409, "Conflict");
     }
     let version = version.and_then(|version| version.parse().ok()).unwrap_or(0_u64);

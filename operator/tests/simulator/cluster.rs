@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use thuban_proto::transit::Attachment;
 
 use crate::droplet::{self, Droplet, Report};
+use crate::invariants::pod_uid;
 use crate::kind::Kind;
 use crate::placement::{PREFERENCE, ZONE};
 use crate::simulation::{Simulation, State};
@@ -152,6 +153,13 @@ pub fn pods_on(state: &State, node: &str) -> Vec<(String, String)> {
 /// Whether the pod is not finished.
 pub fn is_alive(pod: &Value) -> bool {
     !matches!(text(pod, "/status/phase"), "Succeeded" | "Failed")
+}
+
+/// Whether the pod that has the Endpoint lives.
+pub fn has_living_pod(state: &State, endpoint: &Value) -> bool {
+    let uid = pod_uid(endpoint);
+    let mut pods = state.store.values(Kind::Pod);
+    pods.any(|pod| text(pod, "/metadata/uid") == uid && is_alive(pod))
 }
 
 pub fn add_pod(state: &mut State, namespace: &str, name: &str, node: &str, annotations: &Value) {

@@ -8,7 +8,7 @@ use serde_json::Value;
 use thuban_operator::model::rows::PackedRow;
 use thuban_proto::transit::Row;
 
-use crate::cluster::is_alive;
+use crate::cluster::{has_living_pod, is_alive};
 use crate::droplet::Manner;
 use crate::invariants::{addresses, pod_uid, serving, vpc_of};
 use crate::kind::Kind;
@@ -250,10 +250,7 @@ fn endpoints(state: &State) -> Result<(), String> {
     let mut by_pod: BTreeMap<&str, (&str, &Value)> = BTreeMap::new();
     for (name, endpoint) in all(state, Kind::Endpoint).filter(|(_, endpoint)| !is_scaled(endpoint)) {
         let uid = pod_uid(endpoint);
-        let lives = state
-            .store
-            .values(Kind::Pod)
-            .any(|pod| text(pod, "/metadata/uid") == uid && is_alive(pod));
+        let lives = has_living_pod(state, endpoint);
         let is_users = text(endpoint, "/spec/podRef/uid").is_empty();
         let is_free = is_users && uid.is_empty() && !is_deleting(endpoint);
         if !lives && !is_free {

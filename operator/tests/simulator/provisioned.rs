@@ -7,6 +7,7 @@ use serde_json::Value;
 use thuban_proto::transit::row::Row as Kind_;
 use thuban_proto::transit::{NetworkRow, VpcRow};
 
+use crate::cluster::has_living_pod;
 use crate::convergence::{is_accepted, is_provisioned};
 use crate::droplet::Droplet;
 use crate::invariants::{first_address, home, is_alone, pod_uid, vni, vpc_of};
@@ -240,6 +241,10 @@ fn bouncer_works(state: &State, bouncer: &Value) -> Result<(), String> {
         .map_err(|why| format!("the row of the VPC on {} {why}", home.name))?;
     for endpoint in state.store.values(Kind::Endpoint) {
         if text(endpoint, "/spec/network") != name || is_scaled(endpoint) || is_deleting(endpoint) {
+            continue;
+        }
+        if !text(endpoint, "/spec/podRef/uid").is_empty() && !has_living_pod(state, endpoint) {
+            // Its rows go before it.
             continue;
         }
         let Some(address) = first_address(endpoint).filter(|_| is_provisioned(endpoint)) else {
