@@ -8,11 +8,12 @@ use serde_json::Value;
 use thuban_proto::transit::row::Row as Kind_;
 use thuban_proto::transit::{NetworkRow, VpcRow};
 
+use crate::cluster::has_living_pod;
 use crate::droplet::Droplet;
 use crate::invariants::{first_address, home, pod_uid, vni, vpc_of};
 use crate::kind::Kind;
 use crate::simulation::State;
-use crate::store::{is_deleting, text};
+use crate::store::text;
 use crate::tables::{Slot, number, underlay};
 
 /// An endpoint whose packets must arrive.
@@ -33,7 +34,8 @@ pub fn members(state: &State) -> Vec<Member> {
 }
 
 fn member(state: &State, name: &str, endpoint: &Value) -> Option<Member> {
-    if text(endpoint, "/status/phase") != "Provisioned" || is_deleting(endpoint) {
+    // The rows of a pod that was deleted by force go before the operator hears that it is attached.
+    if text(endpoint, "/status/phase") != "Provisioned" || !has_living_pod(state, endpoint) {
         return None;
     }
     // An operator that saw the end of the network late may have let the endpoint in: no role serves it.
