@@ -124,9 +124,11 @@ fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
     let (Some(vni), Ok(address)) = (vni, spec.address.parse::<IpAddr>()) else {
         return true;
     };
-    // The claim itself bears out a report of its droplet; if it names none, any droplet may have the pod.
+    // The claim itself bears out a report of its droplet; if it names none, any droplet may have the pod. A report may
+    // come late, of a droplet that is gone.
     let is_borne_out = |report: &Report, world: &World| {
-        let is_home = spec.droplet.is_empty() || spec.droplet == report.droplet;
+        let is_home = spec.droplet == report.droplet && world.is_droplet(report.droplet);
+        let is_home = is_home || spec.droplet.is_empty();
         is_home || attach::is_borne_out(report, world, context)
     };
     if context.hub.is_live(vni, address, "", is_borne_out) {
