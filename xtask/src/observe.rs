@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeSet,
-    net::UdpSocket,
+    net::{Ipv4Addr, UdpSocket},
     process::Command,
     thread,
     time::{Duration, Instant},
@@ -184,13 +184,15 @@ fn rolled_out(cluster: &Cluster, workload: &str) -> Result<()> {
 /// Has a pod send from an address that is not its own.
 fn forge(cluster: &Cluster) -> Result<()> {
     let pod = first_pod(cluster)?;
+    // A neighbour's address in the network: a packet to its own would not leave the pod.
+    let target = Ipv4Addr::from_bits(pod.address.to_bits() ^ 1);
     pod.inside(|| {
         run_command(Command::new("ip").args(["address", "replace", &format!("{FORGED}/32"), "dev", "eth0"]))?;
         let socket = UdpSocket::bind((FORGED, 0))?;
         let begin = Instant::now();
         // The counter must differ between two scrapes.
         while begin.elapsed() < FORGING {
-            socket.send_to(b"forged", (pod.address, 9))?;
+            socket.send_to(b"forged", (target, 9))?;
             thread::sleep(Duration::from_millis(100));
         }
         Ok(())
