@@ -95,7 +95,7 @@ pub fn run() -> Result<()> {
         &Cluster::named(DEMO).context("this runs on the demo's cluster: `cargo xtask demo` makes it")?;
     println!(
         "This runs Prometheus beside the demo's cluster, asks it the dashboards' queries, and causes faults until\n\
-         their alerts fire. It takes about 10 minutes."
+         their alerts fire. It takes about 2 minutes."
     );
     deps::ensure_more(&deps::ALERT_PACKAGES)?;
     step("metrics of transitd at the nodes' addresses", || {
