@@ -1,7 +1,7 @@
 //! Indexes for frequent lookups by reconcilers. The watches keep them, so that no lookup goes through all objects of a
 //! kind.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::{Mutex, PoisonError};
 
@@ -33,8 +33,8 @@ struct Sets {
     waiting: HashMap<String, BTreeSet<EndpointName>>,
     /// VNIs that this process has tried to claim, by UID of the VPC.
     vnis: HashMap<u32, String>,
-    /// UIDs of endpoints whose rows are being removed.
-    leaving: HashSet<String>,
+    /// UIDs of endpoints whose rows are being removed, and whether this process has deleted their objects.
+    leaving: HashMap<String, bool>,
     /// Names of the pods that name an Endpoint made by a user.
     pods: HashMap<EndpointName, BTreeSet<String>>,
 }
@@ -199,11 +199,25 @@ impl Index {
 
     /// Notes that the endpoint's rows are being removed and must not come back.
     pub fn leave(&self, uid: &str) {
-        self.sets(|sets| sets.leaving.insert(uid.to_owned()));
+        self.sets(|sets| sets.leaving.entry(uid.to_owned()).or_default());
     }
 
     pub fn is_leaving(&self, uid: &str) -> bool {
-        self.sets(|sets| sets.leaving.contains(uid))
+        self.sets(|sets| sets.leaving.contains_key(uid))
+    }
+
+    /// Notes that the object of a leaving endpoint is deleted. The watch may have brought that already.
+    pub fn note_deleted(&self, uid: &str) {
+        self.sets(|sets| {
+            if let Some(is_deleted) = sets.leaving.get_mut(uid) {
+                *is_deleted = true;
+            }
+        });
+    }
+
+    /// Whether the object is deleted, though the watch has not brought that yet.
+    pub fn is_deleted(&self, uid: &str) -> bool {
+        self.sets(|sets| sets.leaving.get(uid).copied().unwrap_or_default())
     }
 
     /// Forgets an endpoint whose object is gone.

@@ -27,6 +27,9 @@ pub async fn remove(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let is_deleted = endpoint.metadata.deletion_timestamp.is_some();
+    if context.index.is_deleted(&endpoint.uid().unwrap_or_default()) {
+        return Ok(Action::await_change());
+    }
     let is_pods = EndpointKind::of(endpoint) != EndpointKind::Host;
     if is_deleted && !has_finalizer(endpoint) {
         // Somebody else's finalizer keeps it. Its claims go with it.
@@ -83,6 +86,7 @@ pub async fn remove(
         remove_finalizer(endpoints, endpoint).await?;
     } else {
         delete(endpoints, endpoint).await?;
+        context.index.note_deleted(&uid);
     }
     for (settles, claim) in claims {
         if is_deleted {
