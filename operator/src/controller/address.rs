@@ -230,8 +230,8 @@ impl Claimant<'_> {
 
     /// Whether another pod has the address, though nobody has claimed it.
     fn is_live(&self, vni: Vni, address: IpAddr, context: &Context) -> bool {
-        let is_borne_out = |report: &Report, world: &World| is_borne_out(report, world, context);
-        context.hub.is_live(vni, address, self.cni_uid, is_borne_out)
+        let judge = |report: &Report, world: &World| is_borne_out(report, world, context).then_some(true);
+        context.hub.is_live(vni, address, self.cni_uid, judge)
     }
 
     /// Creates the claim of an address: the creation decides who has it. Also true if the claim is the owner's already.

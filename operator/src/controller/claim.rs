@@ -75,7 +75,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
         return Ok(Action::requeue(COUNTING_TIMEOUT));
     }
-    if !is_out_of_use(&claim, &context) {
+    if !is_out_of_use(&claim, false, &context) {
         return Ok(Action::requeue(COUNTING_TIMEOUT));
     }
     info!(
@@ -95,7 +95,7 @@ async fn rest(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let is_settled = match resting {
-        Resting::Unproven if is_out_of_use(claim, context) => {
+        Resting::Unproven if is_out_of_use(claim, true, context) => {
             context.resting_claims.prove(claim);
             return Ok(Action::requeue(context.claim_rest));
         }
@@ -115,9 +115,9 @@ async fn rest(
 }
 
 /// Whether there is the same proof as when an Endpoint is deleted: the rows are gone from all droplets that may have
-/// them, the endpoint's droplet and bouncers say so themselves, and no pod has the address. The finalizer of an
-/// Endpoint may have been removed by hand while its droplet is cut off and serves on.
-fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
+/// them, the endpoint's droplet and bouncers say so themselves, and no pod has the address. An Endpoint may go by force
+/// while its droplet is cut off and serves on. `is_removed`: this leader removed it, with the proof.
+fn is_out_of_use(claim: &IpClaim, is_removed: bool, context: &Context) -> bool {
     let spec = &claim.spec;
     // The VPC gives the VNI, because the network may be gone.
     let vni = context.hub.read(|world| world.vni(&spec.vpc));
@@ -125,13 +125,14 @@ fn is_out_of_use(claim: &IpClaim, context: &Context) -> bool {
         return true;
     };
     // The claim itself bears out a report of its droplet; if it names none, any droplet may have the pod. A report may
-    // come late, of a droplet that is gone.
-    let is_borne_out = |report: &Report, world: &World| {
-        let is_home = spec.droplet == report.droplet && world.is_droplet(report.droplet);
-        let is_home = is_home || spec.droplet.is_empty();
-        is_home || attach::is_borne_out(report, world, context)
+    // come late, of a droplet that is gone: it counts for nothing if its Endpoint has been removed.
+    let judge = |report: &Report, world: &World| {
+        let is_there = world.is_droplet(report.droplet);
+        let is_home = spec.droplet == report.droplet && is_there;
+        let is_true = is_home || spec.droplet.is_empty() || attach::is_borne_out(report, world, context);
+        (is_true || is_removed && !is_there).then_some(is_true)
     };
-    if context.hub.is_live(vni, address, "", is_borne_out) {
+    if context.hub.is_live(vni, address, "", judge) {
         return false;
     }
     let mut barrier = Barrier::new(Waiter::IpClaim(claim.name_any())).lacks_addresses(vni, &[address]);

@@ -450,14 +450,14 @@ impl Hub {
         self.lock().attachments.addresses(pod_uid, droplet, vni)
     }
 
-    /// Whether another pod has the address, by a droplet's report that counts: something bears the report out, or the
-    /// droplet had its first stream a short time ago.
+    /// Whether another pod has the address, by a droplet's report that counts. `judge` says whether a report does; where
+    /// it does not know, a report counts if the droplet had its first stream a short time ago.
     pub fn is_live(
         &self,
         vni: Vni,
         address: IpAddr,
         except: &str,
-        is_borne_out: impl Fn(&Report, &World) -> bool,
+        judge: impl Fn(&Report, &World) -> Option<bool>,
     ) -> bool {
         let (state, now) = (self.lock(), self.now());
         let is_new = |droplet: &str| {
@@ -466,7 +466,7 @@ impl Hub {
         };
         let others = state.attachments.at(vni, address);
         let mut others = others.filter(|report| report.uid != except);
-        others.any(|report| is_new(report.droplet) || is_borne_out(&report, &state.world))
+        others.any(|report| judge(&report, &state.world).unwrap_or_else(|| is_new(report.droplet)))
     }
 
     pub fn is_connected(&self, droplet: &str) -> bool {

@@ -163,7 +163,7 @@ fn attachment() -> Attachment {
 
 /// Whether a pod besides this one has the first address, though nothing bears that out.
 fn is_live(hub: &Hub, except: &str) -> bool {
-    hub.is_live(VNI, V4, except, |_, _| false)
+    hub.is_live(VNI, V4, except, |_, _| None)
 }
 
 #[test]

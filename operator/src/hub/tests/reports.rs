@@ -20,8 +20,11 @@ async fn a_report_that_nothing_bears_out_blocks_no_address_for_long() {
     let (_, _second) = hub.open("a", &[attachment()], &[], Kinds::all());
     assert!(!is_live(&hub, ""), "a new stream is no new droplet");
     let is_bound = |report: &Report| report.droplet == "a" && report.uid == "u1" && report.vni == VNI;
-    assert!(hub.is_live(VNI, V4, "", |report, _| is_bound(report)));
-    assert!(!hub.is_live(VNI, V4, "u1", |_, _| true), "not to the pod itself");
+    assert!(hub.is_live(VNI, V4, "", |report, _| is_bound(report).then_some(true)));
+    assert!(
+        !hub.is_live(VNI, V4, "u1", |_, _| Some(true)),
+        "not to the pod itself"
+    );
     hub.open("b", &[attachment()], &[], Kinds::all());
     assert!(is_live(&hub, ""), "another droplet that was away");
 }
