@@ -31,8 +31,8 @@ impl EndpointKind {
     }
 }
 
-/// Returns an Endpoint as the operator makes it. A pod's has no finalizer: only the operator deletes it, once no droplet
-/// has its rows (policy `thuban-endpoints-of-pods`). That saves a write.
+/// Returns an Endpoint as the operator makes it. A pod's has no finalizer: only the operator deletes it, once no
+/// droplet has its rows (policy `thuban-endpoints-of-pods`). That saves a write.
 pub fn new(namespace: &str, name: &str, spec: EndpointSpec) -> Endpoint {
     let mut endpoint = Endpoint::new(name, spec);
     endpoint.metadata.namespace = Some(namespace.to_owned());

@@ -110,7 +110,8 @@ impl RestingClaims {
         });
     }
 
-    /// Returns when an Endpoint that is made can no longer count the claim without a word in it; none if that is so now.
+    /// Returns when an Endpoint that is made can no longer count the claim without a word in it; none if that is so
+    /// now.
     pub fn settles(&self, claim: &IpClaim) -> Option<Instant> {
         let uid = claim.uid().unwrap_or_default();
         let seen = self.claims(|claims| claims.young.get(&uid).copied());
