@@ -199,7 +199,9 @@ impl Index {
 
     /// Notes that the endpoint's rows are being removed and must not come back.
     pub fn leave(&self, uid: &str) {
-        self.sets(|sets| sets.leaving.entry(uid.to_owned()).or_default());
+        self.sets(|sets| {
+            sets.leaving.entry(uid.to_owned()).or_default();
+        });
     }
 
     pub fn is_leaving(&self, uid: &str) -> bool {
