@@ -450,8 +450,8 @@ impl Hub {
         self.lock().attachments.addresses(pod_uid, droplet, vni)
     }
 
-    /// Whether another pod has the address, by a droplet's report that counts. `judge` says whether a report does; where
-    /// it does not know, a report counts if the droplet had its first stream a short time ago.
+    /// Whether another pod has the address, by a droplet's report that counts. `judge` says whether a report does.
+    /// Where it does not know, a report counts if the droplet had its first stream a short time ago.
     pub fn is_live(
         &self,
         vni: Vni,
