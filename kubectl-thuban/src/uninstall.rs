@@ -254,15 +254,19 @@ fn connected_pods(kubectl: &Kubectl) -> Result<Vec<Value>> {
     Ok(pods)
 }
 
-fn delete_each(kubectl: &Kubectl, kind: &str, objects: &[Value], how: &[&str]) -> Result<()> {
-    let mut of_namespace: BTreeMap<String, Vec<String>> = BTreeMap::new();
+/// Returns the names of the objects by their namespaces; that of other objects is empty.
+fn by_namespace<'a>(objects: impl IntoIterator<Item = &'a Value>) -> BTreeMap<String, Vec<String>> {
+    let mut names: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for object in objects {
-        let names = of_namespace
-            .entry(text(&object["metadata"]["namespace"]))
-            .or_default();
-        names.push(text(&object["metadata"]["name"]));
+        let metadata = &object["metadata"];
+        let of_namespace = names.entry(text(&metadata["namespace"])).or_default();
+        of_namespace.push(text(&metadata["name"]));
     }
-    for (namespace, names) in of_namespace {
+    names
+}
+
+fn delete_each(kubectl: &Kubectl, kind: &str, objects: &[Value], how: &[&str]) -> Result<()> {
+    for (namespace, names) in by_namespace(objects) {
         eprintln!("  {namespace}: {}", names.join(", "));
         for names in names.chunks(AT_ONCE) {
             let mut arguments = vec![
@@ -358,18 +362,12 @@ fn wait_until_deleted(kubectl: &Kubectl, namespace: &str) -> Result<()> {
 fn take_finalizers(kubectl: &Kubectl) -> Result<()> {
     let mut count = 0;
     for kind in KINDS {
-        let mut of_namespace: BTreeMap<String, Vec<String>> = BTreeMap::new();
-        for object in items(kubectl, &[kind, "-A"])? {
-            if object["metadata"]["finalizers"]
-                .as_array()
-                .is_some_and(|all| !all.is_empty())
-            {
-                let namespace = object["metadata"]["namespace"].as_str().unwrap_or_default();
-                let names = of_namespace.entry(namespace.to_owned()).or_default();
-                names.push(text(&object["metadata"]["name"]));
-            }
-        }
-        for (namespace, names) in of_namespace {
+        let mut objects = items(kubectl, &[kind, "-A"])?;
+        objects.retain(|object| {
+            let finalizers = object["metadata"]["finalizers"].as_array();
+            finalizers.is_some_and(|all| !all.is_empty())
+        });
+        for (namespace, names) in by_namespace(&objects) {
             for names in names.chunks(AT_ONCE) {
                 count += names.len();
                 let patch = r#"{"metadata":{"finalizers":null}}"#;

@@ -16,14 +16,13 @@ use thuban_api::{Endpoint, IpClaim, IpClaimSpec, Network};
 
 use crate::controller::attach::is_borne_out;
 use crate::controller::cache::resting_claims::Resting;
-use crate::controller::claim::{confirm, holder, release};
+use crate::controller::claim::{confirm, is_void, release};
 use crate::controller::context::Context;
 use crate::controller::runtime::error::ClaimError;
 use crate::controller::runtime::objects::{WriteError, create, delete, get};
 use crate::hub::Report;
 use crate::model::allocation::{
-    Family, Owner, Standing, addresses_of, ip_claim_name, is_anothers, is_confirmed, is_released, own_claim,
-    propose, standing,
+    Family, Owner, addresses_of, ip_claim_name, is_anothers, is_confirmed, is_released, own_claim, propose,
 };
 use crate::model::world::World;
 
@@ -279,9 +278,7 @@ impl Claimant<'_> {
 async fn rests(claim: &IpClaim, context: &Context) -> Result<bool, WriteError> {
     Ok(match context.resting_claims.of(claim, Duration::ZERO) {
         Some(Resting::Over { is_settled: true }) => true,
-        Some(Resting::Over { is_settled: false }) => {
-            standing(&claim.spec, holder(context, &claim.spec).await?.as_ref()) == Standing::Void
-        }
+        Some(Resting::Over { is_settled: false }) => is_void(context, &claim.spec).await?,
         Some(Resting::Unproven | Resting::Left(_)) | None => is_released(claim),
     })
 }

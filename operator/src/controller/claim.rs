@@ -72,7 +72,7 @@ pub async fn reconcile(claim: Arc<IpClaim>, context: Arc<Context>) -> Result<Act
     let Some(_guard) = context.claim_locks.try_lock(&spec.owner_uid) else {
         return Ok(Action::requeue(COUNTING_TIMEOUT));
     };
-    if standing(spec, holder(&context, spec).await?.as_ref()) != Standing::Void {
+    if !is_void(&context, spec).await? {
         return Ok(Action::requeue(COUNTING_TIMEOUT));
     }
     if !is_out_of_use(&claim, false, &context) {
@@ -103,7 +103,7 @@ async fn rest(
         Resting::Left(left) => return Ok(Action::requeue(left)),
         Resting::Over { is_settled } => is_settled,
     };
-    if !is_settled && standing(&claim.spec, holder(context, &claim.spec).await?.as_ref()) != Standing::Void {
+    if !is_settled && !is_void(context, &claim.spec).await? {
         // The cache does not show it yet.
         context.resting_claims.forget(&claim.name_any());
         return Ok(Action::requeue(COUNTING_TIMEOUT));
@@ -160,9 +160,14 @@ fn is_out_of_use(claim: &IpClaim, is_removed: bool, context: &Context) -> bool {
 }
 
 /// Returns the Endpoint that the claim names, as the API server has it now.
-pub async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint>, WriteError> {
+async fn holder(context: &Context, spec: &IpClaimSpec) -> Result<Option<Endpoint>, WriteError> {
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &spec.endpoint_namespace);
     get(&endpoints, &spec.endpoint_name).await
+}
+
+/// Whether no Endpoint counts the claim, or may come to count it, by the API server's word.
+pub async fn is_void(context: &Context, spec: &IpClaimSpec) -> Result<bool, WriteError> {
+    Ok(standing(spec, holder(context, spec).await?.as_ref()) == Standing::Void)
 }
 
 fn forget(context: &Context, claim: &IpClaim) {

@@ -26,20 +26,21 @@ pub async fn remove(
     endpoints: &Api<Endpoint>,
     context: &Context,
 ) -> Result<Action, ReconcileError> {
+    let (name, kind) = (name_of(endpoint), EndpointKind::of(endpoint));
+    let uid = endpoint.uid().unwrap_or_default();
     let is_deleted = endpoint.metadata.deletion_timestamp.is_some();
-    if context.index.is_deleted(&endpoint.uid().unwrap_or_default()) {
+    if context.index.is_deleted(&uid) {
         return Ok(Action::await_change());
     }
-    let is_pods = EndpointKind::of(endpoint) != EndpointKind::Host;
     if is_deleted && !has_finalizer(endpoint) {
         // Somebody else's finalizer keeps it. Its claims go with it.
-        if EndpointKind::of(endpoint) == EndpointKind::Pod && !attach::is_in_use(endpoint, context) {
-            context.index.leave(&endpoint.uid().unwrap_or_default());
-            remove_endpoint(&name_of(endpoint), context);
+        if kind == EndpointKind::Pod && !attach::is_in_use(endpoint, context) {
+            context.index.leave(&uid);
+            remove_endpoint(&name, context);
         }
         return Ok(Action::await_change());
     }
-    if has_addresses(endpoint) && is_pods && attach::is_in_use(endpoint, context) {
+    if has_addresses(endpoint) && kind != EndpointKind::Host && attach::is_in_use(endpoint, context) {
         // The Endpoint of a running pod was deleted: the pod keeps its network until it ends.
         if attach::has_living_pod(endpoint, context) {
             let pod = pod_of(endpoint).map_or("", |pod| &pod.name);
@@ -51,8 +52,6 @@ pub async fn remove(
         }
         return Ok(Action::requeue(Duration::from_secs(5)));
     }
-    let name = name_of(endpoint);
-    let uid = endpoint.uid().unwrap_or_default();
     context.index.leave(&uid);
     remove_endpoint(&name, context);
     // One that was given back may be another's by now: its claim goes by itself, and its rows are not waited for here.
@@ -77,11 +76,10 @@ pub async fn remove(
             return Ok(Action::requeue(Duration::from_secs(3)));
         }
     }
-    let claims = claims_counted(endpoint, &addresses, context);
-    let claims = claims
+    let claims: Vec<_> = claims_counted(endpoint, &addresses, context)
         .into_iter()
-        .map(|claim| (context.resting_claims.settles(&claim), claim));
-    let claims: Vec<_> = claims.collect();
+        .map(|claim| (context.resting_claims.settles(&claim), claim))
+        .collect();
     if is_deleted {
         remove_finalizer(endpoints, endpoint).await?;
     } else {
