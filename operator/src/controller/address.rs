@@ -48,9 +48,9 @@ pub struct Claimant<'a> {
 }
 
 impl Claimant<'_> {
-    /// Claims the addresses that the endpoint needs, each with its range, IPv4 first. The next try finds the addresses
-    /// that were claimed before an error.
-    pub async fn claim_all(&self, context: &Context) -> Result<Vec<(IpAddr, Cidr)>, ClaimError> {
+    /// Claims the addresses that the endpoint needs, IPv4 first. The next try finds the addresses that were claimed
+    /// before an error.
+    pub async fn claim_all(&self, context: &Context) -> Result<Vec<Claimed>, ClaimError> {
         let mut claimed = Vec::new();
         for family in Family::ALL {
             let ranges = family.ranges(self.ranges);
@@ -69,7 +69,7 @@ impl Claimant<'_> {
     pub async fn claim_asked_alone(&self, leased: &[IpAddr], context: &Context) -> Result<(), ClaimError> {
         for address in self.asked {
             if leased.contains(address) {
-                if !self.try_claim(*address, context).await? {
+                if self.try_claim(*address, context).await? == Try::Lost {
                     return Err(self.taken(*address, context));
                 }
                 continue;
@@ -85,7 +85,7 @@ impl Claimant<'_> {
         address: IpAddr,
         ranges: &[Cidr],
         context: &Context,
-    ) -> Result<(IpAddr, Cidr), ClaimError> {
+    ) -> Result<Claimed, ClaimError> {
         let unfit = |wrong| ClaimError::Unfit { address, wrong };
         if !self.network.spec.allow_static_ips {
             let network = self.network.name_any();
@@ -103,9 +103,9 @@ impl Claimant<'_> {
                 "an endpoint on the same node has it already; ask for another one, or run the pod on another node",
             ));
         }
-        let is_own = self.try_claim(address, context).await?;
-        is_own
-            .then_some((address, *range))
+        let tried = self.try_claim(address, context).await?;
+        tried
+            .claimed((address, *range))
             .ok_or_else(|| self.taken(address, context))
     }
 
@@ -137,7 +137,7 @@ impl Claimant<'_> {
         family: Family,
         ranges: &[Cidr],
         context: &Context,
-    ) -> Result<(IpAddr, Cidr), ClaimError> {
+    ) -> Result<Claimed, ClaimError> {
         // The claim was made before a crash, or before the race for the other family was lost; no status names its
         // address yet.
         let known = context.claims_of(&self.owner.uid);
@@ -152,16 +152,21 @@ impl Claimant<'_> {
             Some((address, *range))
         });
         for (address, range) in known.into_iter().chain(attached) {
-            if !self.refused.contains(&address) && self.try_claim(address, context).await? {
-                return Ok((address, range));
+            if self.refused.contains(&address) {
+                continue;
+            }
+            let tried = self.try_claim(address, context).await?;
+            if let Some(claimed) = tried.claimed((address, range)) {
+                return Ok(claimed);
             }
         }
         let mut lost: Vec<IpAddr> = self.refused.to_vec();
         loop {
             let pick = self.pick(family, ranges, &lost, context);
             let (address, range) = pick.ok_or_else(|| self.none_left(family, ranges, context))?;
-            if self.try_claim(address, context).await? {
-                return Ok((address, range));
+            let tried = self.try_claim(address, context).await?;
+            if let Some(claimed) = tried.claimed((address, range)) {
+                return Ok(claimed);
             }
             lost.push(address);
             if lost.len() > MAX_LOST {
@@ -233,8 +238,8 @@ impl Claimant<'_> {
         context.hub.is_live(vni, address, self.cni_uid, judge)
     }
 
-    /// Creates the claim of an address: the creation decides who has it. Also true if the claim is the owner's already.
-    async fn try_claim(&self, address: IpAddr, context: &Context) -> Result<bool, WriteError> {
+    /// Creates the claim of an address: the creation decides who has it.
+    async fn try_claim(&self, address: IpAddr, context: &Context) -> Result<Try, WriteError> {
         let claims: Api<IpClaim> = Api::all(context.client.clone());
         let name = ip_claim_name(&self.network.spec.vpc, address);
         let spec = IpClaimSpec {
@@ -249,28 +254,54 @@ impl Claimant<'_> {
         };
         let claim = IpClaim::new(&name, spec);
         match create(&claims, &claim).await {
-            Ok(_) => return Ok(true),
+            Ok(_) => return Ok(Try::New),
             Err(error) if error.is_conflict() => {}
             Err(error) => return Err(error),
         }
         // The cache may not show it yet, or not show its release.
         let Some(known) = get(&claims, &name).await? else {
-            return Ok(false);
+            return Ok(Try::Lost);
         };
         if self.owner.holds(&known) {
-            return Ok(true);
+            return Ok(Try::Own);
         }
         let is_namesakes = self.owner.had(&known.spec) && self.asked.contains(&address);
         if !is_namesakes || !rests(&known, context).await? {
-            return Ok(false);
+            return Ok(Try::Lost);
         }
         // All droplets acked that the address is free. Only strangers must wait until it has rested.
         delete(&claims, &known).await?;
         match create(&claims, &claim).await {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_conflict() => Ok(false),
+            Ok(_) => Ok(Try::New),
+            Err(error) if error.is_conflict() => Ok(Try::Lost),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// An address that is claimed.
+#[derive(Clone, Copy, Debug)]
+pub struct Claimed {
+    /// The address and its range.
+    pub address: (IpAddr, Cidr),
+    /// Whether the claim was made just now.
+    pub is_new: bool,
+}
+
+/// What came of a try to claim an address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Try {
+    /// The claim was made.
+    New,
+    /// The claim was the owner's already.
+    Own,
+    Lost,
+}
+
+impl Try {
+    fn claimed(self, address: (IpAddr, Cidr)) -> Option<Claimed> {
+        let is_new = self == Self::New;
+        (self != Self::Lost).then_some(Claimed { address, is_new })
     }
 }
 

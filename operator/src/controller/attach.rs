@@ -50,12 +50,12 @@ pub fn has_living_pod(endpoint: &Endpoint, context: &Context) -> bool {
     pod_of(endpoint).is_some_and(|pod| lives(pod, &namespace, context))
 }
 
-/// Whether the pod of the Endpoint may have the Endpoint's addresses. No ADD succeeds before the Endpoint is
-/// Provisioned, and an Endpoint that is deleted never becomes Provisioned: both writes are of one version of the
-/// object.
+/// Whether the pod of the Endpoint may have the Endpoint's addresses. No ADD succeeds before the Endpoint is made, and
+/// ready: Provisioned, or about to be.
 pub fn is_in_use(endpoint: &Endpoint, context: &Context) -> bool {
     let status = endpoint.status.as_ref();
-    let was_ready = status.is_some_and(|status| status.phase == Phase::Provisioned);
+    let mut was_ready = status.is_some_and(|status| status.phase == Phase::Provisioned);
+    was_ready |= context.drafts.is_ready(&name_of(endpoint), endpoint);
     was_ready && is_needed(endpoint, context) || may_be_attached(endpoint, context)
 }
 

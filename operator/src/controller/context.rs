@@ -12,6 +12,7 @@ use thuban_api::cluster_dns::{ClusterDns, DnsService};
 use thuban_api::{Endpoint, GROUP, IpClaim, Network, Phase, Vpc};
 
 use crate::controller::cache::claim_locks::ClaimLocks;
+use crate::controller::cache::drafts::Drafts;
 use crate::controller::cache::index::Index;
 use crate::controller::cache::last_seen::LastSeen;
 use crate::controller::cache::path_traces::PathTraces;
@@ -87,6 +88,7 @@ pub struct Context {
     pub service_addresses: ServiceAddresses,
     pub waits: Waits,
     pub claim_locks: ClaimLocks,
+    pub drafts: Drafts,
     pub resting_claims: RestingClaims,
     pub placements: Placements,
     pub index: Index,
@@ -120,6 +122,7 @@ impl Context {
             service_addresses: ServiceAddresses::default(),
             waits: Waits::default(),
             claim_locks: ClaimLocks::default(),
+            drafts: Drafts::default(),
             resting_claims: RestingClaims::default(),
             placements: Placements::default(),
             index: Index::default(),

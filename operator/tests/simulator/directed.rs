@@ -10,6 +10,7 @@ mod bouncers;
 mod conditions;
 mod crowded;
 mod denied;
+mod drafts;
 mod dropped;
 mod forged;
 mod full;

@@ -190,18 +190,27 @@ pub fn is_alone(state: &State) -> bool {
         .is_none_or(|last| state.elapsed() > last + LONGEST_LAG)
 }
 
-/// Checks a Provisioned Endpoint: its droplet delivers, and every bouncer that its operator can hear has its row.
+/// Checks a Provisioned Endpoint.
 fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
-    let (true, Some(writer)) = (is_alone(state), state.writer) else {
+    let Some(writer) = state.writer else {
         return;
     };
-    if is_scaled(endpoint) {
+    if !is_scaled(endpoint) {
+        ready_means_acked(state, name, endpoint, writer);
+    } else if is_alone(state) {
         services::provisioned_means_acked(state, name, endpoint, writer);
+    }
+}
+
+/// Checks an Endpoint that the operator of this epoch holds for ready: its droplet delivers, and every bouncer that the
+/// operator can hear has its row.
+pub fn ready_means_acked(state: &mut State, name: &str, endpoint: &Value, writer: u64) {
+    if !is_alone(state) {
         return;
     }
     let vpc = vpc_of(state, endpoint);
     let (Some(vni), Some(address)) = (vni(state, &vpc), first_address(endpoint)) else {
-        state.violation(format!("endpoint {name} is Provisioned without VNI or address"));
+        state.violation(format!("endpoint {name} is ready without VNI or address"));
         return;
     };
     let home = home(endpoint).to_owned();
@@ -212,13 +221,13 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     let was_lost = droplet.tables.rows.is_empty();
     if droplet.tables.local(vni, address).is_none() && !was_lost {
         state.violation(format!(
-            "endpoint {name} is Provisioned, but {home} has no row of {vni}/{address}"
+            "endpoint {name} is ready, but {home} has no row of {vni}/{address}"
         ));
         return;
     }
     if !walk::is_served(state, droplet, (vni, address), LONGEST_LAG) {
         state.violation(format!(
-            "endpoint {name} is Provisioned, but all bouncers or all dividers that {home} knows are lost"
+            "endpoint {name} is ready, but all bouncers or all dividers that {home} knows are lost"
         ));
         return;
     }
@@ -246,7 +255,7 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
         );
         if !leads_home {
             state.violation(format!(
-                "endpoint {name} is Provisioned, but bouncer droplet {bouncer} has no row of {vni}/{address}"
+                "endpoint {name} is ready, but bouncer droplet {bouncer} has no row of {vni}/{address}"
             ));
             return;
         }
@@ -271,6 +280,10 @@ fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
     let (Some(vni), Some(address)) = (vni(state, &vpc_of(state, old)), first_address(old)) else {
         return;
     };
+    if state.writer.is_none() && text(old, "/status/phase") != "Provisioned" {
+        // A user deleted it. It is made again, with its addresses, if its pod lives.
+        return;
+    }
     let uid = pod_uid(old);
     let holder = state
         .droplets
@@ -281,10 +294,6 @@ fn gone_means_out_of_use(state: &mut State, name: &str, old: Option<&Value>) {
         state.violation(format!(
             "endpoint {name} is gone, but {holder} has its pod attached at {vni}/{address}"
         ));
-        return;
-    }
-    if state.writer.is_none() && text(old, "/status/phase") != "Provisioned" {
-        // A user deleted it. No pod can have the address yet, and its rows go now.
         return;
     }
     out_of_tables(state, vni, address, &format!("endpoint {name} is gone"), uid);
@@ -453,10 +462,6 @@ pub fn after_apply(state: &mut State, name: &str) {
         (owner.is_some_and(|owner| owner != row.vni)).then(|| format!("{} at VNI {}", row.vpc_name, row.vni))
     });
     let unknown = policies::locals_are_judged(droplet);
-    let early = provisioned::ready_means_provisioned(state, droplet);
-    if let Err(early) = early {
-        state.violation(early);
-    }
     if let Err(unknown) = unknown {
         state.violation(unknown);
     }
@@ -469,6 +474,7 @@ pub fn after_apply(state: &mut State, name: &str) {
     for (vni, address) in delivered {
         one_deliverer(state, name, vni, address);
     }
+    provisioned::ready_means_made(state, name);
     if state.faults.is_steady
         && let Err(lost) = services::rows_stay(state, name)
     {

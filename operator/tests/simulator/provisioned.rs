@@ -1,6 +1,7 @@
 //! Checks the meaning of Provisioned at the moment when it is written. For a VPC or network: its roles work. For a
 //! role: its droplet has its tables, and its users know its place. Also checks what is told only afterwards.
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use serde_json::Value;
@@ -10,7 +11,7 @@ use thuban_proto::transit::{NetworkRow, VpcRow};
 use crate::cluster::has_living_pod;
 use crate::convergence::{is_accepted, is_provisioned};
 use crate::droplet::Droplet;
-use crate::invariants::{first_address, home, is_alone, pod_uid, vni, vpc_of};
+use crate::invariants::{self, first_address, home, is_alone, pod_uid, vni, vpc_of};
 use crate::kind::Kind;
 use crate::services::is_scaled;
 use crate::simulation::State;
@@ -24,6 +25,9 @@ pub fn after_write(state: &mut State, change: &Change) {
     let old = change.old.as_deref();
     let Some(new) = change.new.as_deref() else { return };
     let was_provisioned = old.is_some_and(is_provisioned);
+    if *kind == Kind::Endpoint && !is_users(new) {
+        state.served.insert(holder(new));
+    }
     if !is_provisioned(new) {
         // The pods that name a user's Endpoint have it one after the other.
         let is_users = *kind == Kind::Endpoint && is_users(new);
@@ -49,7 +53,7 @@ pub fn after_write(state: &mut State, change: &Change) {
     }
 }
 
-fn is_users(endpoint: &Value) -> bool {
+pub fn is_users(endpoint: &Value) -> bool {
     text(endpoint, "/spec/type") == "Simple" && text(endpoint, "/spec/podRef/uid").is_empty()
 }
 
@@ -61,18 +65,32 @@ fn holder(endpoint: &Value) -> String {
     }
 }
 
-/// Checks that a droplet is told that a pod's endpoint is ready only when the Endpoint is Provisioned.
-pub fn ready_means_provisioned(state: &State, droplet: &Droplet) -> Result<(), String> {
-    let mut early = droplet
-        .tables
-        .locals()
-        .filter(|row| row.ready && !state.served.contains(&row.pod_uid));
-    match early.next() {
-        Some(row) => Err(format!(
-            "{} was told that the endpoint of {} is ready, which was never Provisioned",
-            droplet.name, row.pod_uid
-        )),
-        None => Ok(()),
+/// Checks that a droplet is told that a pod's endpoint is ready only when the Endpoint is there, and its other droplets
+/// have its rows. A user's Endpoint is Provisioned before.
+pub fn ready_means_made(state: &mut State, name: &str) {
+    let Some(droplet) = state.droplets.get(name) else {
+        return;
+    };
+    let ready = droplet.tables.locals().filter(|row| row.ready);
+    let ready: BTreeSet<String> = ready.map(|row| row.pod_uid.clone()).collect();
+    let epoch = droplet.stream.as_ref().map(|stream| stream.epoch);
+    let told = state
+        .told_ready
+        .insert(name.to_owned(), ready.clone())
+        .unwrap_or_default();
+    for uid in ready.difference(&told) {
+        if !state.served.contains(uid) {
+            let early = format!("{name} was told that the endpoint of {uid} is ready, which was never made");
+            state.violation(early);
+        }
+        let endpoints = state.store.all(Kind::Endpoint);
+        let mut own = endpoints.filter(|(_, endpoint)| pod_uid(&endpoint.value) == uid);
+        let own = own
+            .next()
+            .map(|((_, _, name), endpoint)| (name.clone(), endpoint.value.clone()));
+        if let (Some((endpoint, object)), Some(epoch)) = (own, epoch) {
+            invariants::ready_means_acked(state, &endpoint, &object, epoch);
+        }
     }
 }
 

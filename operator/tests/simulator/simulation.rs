@@ -31,6 +31,8 @@ pub struct State {
     pub writer: Option<u64>,
     /// The holders whose Endpoints have ever been Provisioned: UIDs of pods, and names of nodes.
     pub served: BTreeSet<String>,
+    /// The pods whose endpoints each droplet has been told are ready.
+    pub told_ready: BTreeMap<String, BTreeSet<String>>,
     pub violations: Vec<String>,
     /// Pages of lists that are still to be fetched.
     pub pages: BTreeMap<String, Vec<Bytes>>,
@@ -82,6 +84,7 @@ impl Simulation {
             crowded: None,
             writer: None,
             served: BTreeSet::new(),
+            told_ready: BTreeMap::new(),
             violations: Vec::new(),
             pages: BTreeMap::new(),
             next_page: 0,

@@ -1,5 +1,5 @@
-//! Walks packets over the tables, as the data plane does: from every Provisioned endpoint to every other one of its
-//! VPC, over each bouncer and each divider that the tables name.
+//! Walks packets over the tables, as the data plane does: from every endpoint with a pod to every other one of its VPC,
+//! over each bouncer and each divider that the tables name.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -12,6 +12,7 @@ use crate::cluster::has_living_pod;
 use crate::droplet::Droplet;
 use crate::invariants::{first_address, home, pod_uid, vni, vpc_of};
 use crate::kind::Kind;
+use crate::provisioned::is_users;
 use crate::simulation::State;
 use crate::store::text;
 use crate::tables::{Slot, number, underlay};
@@ -25,7 +26,7 @@ pub struct Member {
     pub network: String,
 }
 
-/// Returns the endpoints that are Provisioned and whose pods run.
+/// Returns the endpoints whose pods run. A pod may run before its Endpoint says Provisioned.
 pub fn members(state: &State) -> Vec<Member> {
     let endpoints = state.store.all(Kind::Endpoint);
     endpoints
@@ -35,7 +36,8 @@ pub fn members(state: &State) -> Vec<Member> {
 
 fn member(state: &State, name: &str, endpoint: &Value) -> Option<Member> {
     // The rows of a pod that was deleted by force go before the operator hears that it is attached.
-    if text(endpoint, "/status/phase") != "Provisioned" || !has_living_pod(state, endpoint) {
+    let is_ready = text(endpoint, "/status/phase") == "Provisioned" || !is_users(endpoint);
+    if !is_ready || !has_living_pod(state, endpoint) {
         return None;
     }
     // An operator that saw the end of the network late may have let the endpoint in: no role serves it.

@@ -2,6 +2,7 @@
 //! the objects may not show yet.
 
 pub mod claim_locks;
+pub mod drafts;
 pub mod index;
 pub mod last_seen;
 pub mod path_traces;

@@ -51,6 +51,8 @@ pub async fn allocate(
     let Some(_guard) = context.claim_locks.try_lock(&Owner::of(endpoint).uid) else {
         return Ok(Action::requeue(ACK_RETRY));
     };
+    // The addresses that it was made with are not its own.
+    context.drafts.forget(&name_of(endpoint));
     let claimed = match claim(endpoint, &network, &[], context).await {
         Ok(claimed) => claimed,
         Err(Told::Condition(told)) => {
@@ -111,6 +113,7 @@ async fn claim(
     };
     let claimed = async {
         let claimed = claimant.claim_all(context).await?;
+        let claimed: Vec<_> = claimed.into_iter().map(|claimed| claimed.address).collect();
         // No Endpoint but a pod's finds claims that were made for another Endpoint.
         if !addresses_of(endpoint).is_empty() || EndpointKind::of(endpoint) == EndpointKind::Pod {
             let addresses: Vec<_> = claimed.iter().map(|(address, _)| *address).collect();
@@ -132,6 +135,7 @@ pub async fn give_back(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let name = name_of(endpoint);
+    context.drafts.forget(&name);
     let mut status = endpoint.status.clone().unwrap_or_default();
     let network = context.network(&endpoint.spec.network);
     let refused = addresses_of(endpoint);

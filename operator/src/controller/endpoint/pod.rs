@@ -13,14 +13,14 @@ use thuban_api::identifiers::MacAddr;
 use thuban_api::{ENDPOINT_ANNOTATION, Endpoint, EndpointSpec, EndpointType, IP_ANNOTATION, MAC_ANNOTATION};
 use tracing::info;
 
-use crate::controller::address::Claimant;
+use crate::controller::address::{Claimant, Claimed};
 use crate::controller::admission::usable_network;
 use crate::controller::attach;
 use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached};
 use crate::controller::denial;
 use crate::controller::endpoint::remove::remove;
-use crate::controller::endpoint::sync::sync_endpoint;
+use crate::controller::endpoint::sync::{begin_draft, end_draft, sync_endpoint};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
 use crate::controller::runtime::objects::{create, delete, has_finalizer};
@@ -85,13 +85,22 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     let Some(_guard) = context.claim_locks.try_lock(&owner.uid) else {
         return Ok(Action::requeue(Duration::from_millis(500)));
     };
-    let addresses = &asked.addresses;
     // No address is claimed for an Endpoint that may be denied again: nobody could use the address meanwhile.
     let claimed = if denial::is_told(&*pod, &context) {
         Vec::new()
     } else {
-        claim(&owner, &reference.cni_uid, &node, &network, addresses, &context).await?
+        claim(
+            &owner,
+            &reference.cni_uid,
+            &node,
+            &network,
+            &asked.addresses,
+            &context,
+        )
+        .await?
     };
+    let are_new = claimed.iter().all(|claimed| claimed.is_new);
+    let addresses: Vec<_> = claimed.iter().map(|claimed| claimed.address).collect();
     let vpc = context
         .network(&network)
         .map(|network| network.spec.vpc.clone())
@@ -104,11 +113,20 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         service_ref: None,
         droplet: node,
         addresses: asked.addresses.iter().map(ToString::to_string).collect(),
-        claimed: claimed.iter().map(ToString::to_string).collect(),
+        claimed: addresses.iter().map(|(address, _)| address.to_string()).collect(),
         mac: asked.mac.map(|mac| mac.to_string()),
     };
     let endpoint = endpoint::new(&namespace, &name, spec);
-    create_endpoint(&pod, &endpoint, &context).await
+    if are_new && !addresses.is_empty() {
+        begin_draft(&endpoint, &addresses, &context);
+    }
+    let created = create_endpoint(&pod, &endpoint, &context).await;
+    let name = (namespace, name);
+    // The pod may have the addresses of one that was made, became ready and was deleted.
+    if !matches!(created, Ok((_, true))) && !context.drafts.is_ready(&name, &endpoint) {
+        end_draft(&name, &context);
+    }
+    created.map(|(action, _)| action)
 }
 
 /// Waits for the user's Endpoint that the pod names.
@@ -129,11 +147,12 @@ fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &
     Action::requeue(POD_RETRY)
 }
 
+/// Makes the Endpoint. Returns when to look again, and whether the API server has it.
 async fn create_endpoint(
     pod: &Pod,
     endpoint: &Endpoint,
     context: &Context,
-) -> Result<Action, ReconcileError> {
+) -> Result<(Action, bool), ReconcileError> {
     let namespace = endpoint.namespace().unwrap_or_default();
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
     let span = traces::begin(|| holder_uid(endpoint), "create Endpoint");
@@ -150,15 +169,18 @@ async fn create_endpoint(
                 "endpoint created"
             );
         }
+        // Its object is on its way to the cache.
         Err(error) if error.is_conflict() => {}
         // A rule of the kind that an annotation breaks denies it too: a name that is too long, or an address in an
         // unusual form.
-        Err(error) if error.is_denied() => return Ok(denial::tell(pod, &namespace, &error, context)),
+        Err(error) if error.is_denied() => {
+            return Ok((denial::tell(pod, &namespace, &error, context), false));
+        }
         Err(error) => return Err(error.into()),
     }
     // Another operator with an old cache may delete the Endpoint that this one made; this operator's cache may show
     // neither.
-    Ok(Action::requeue(POD_RETRY))
+    Ok((Action::requeue(POD_RETRY), true))
 }
 
 /// Ends the Endpoint of a pod when the pod is gone and nothing of it is attached; none: its workflow goes on.
@@ -198,7 +220,7 @@ async fn claim(
     network: &str,
     asked: &[IpAddr],
     context: &Context,
-) -> Result<Vec<IpAddr>, ReconcileError> {
+) -> Result<Vec<Claimed>, ReconcileError> {
     let Ok(network) = usable_network(&owner.namespace, network, context) else {
         return Ok(Vec::new());
     };
@@ -216,7 +238,7 @@ async fn claim(
     let claimed = claimant.claim_all(context).await;
     span.end_with(&claimed);
     match claimed {
-        Ok(claimed) => Ok(claimed.into_iter().map(|(address, _)| address).collect()),
+        Ok(claimed) => Ok(claimed),
         Err(ClaimError::Write(error)) if !error.is_denied() => Err(error.into()),
         Err(_) => Ok(Vec::new()),
     }

@@ -94,6 +94,10 @@ pub async fn provision(
     if endpoint.status.as_ref() == Some(&status) {
         return Ok(Action::requeue(ACK_RETRY));
     }
+    if context.drafts.make_ready(&name, endpoint) {
+        // ADD goes on meanwhile.
+        sync_endpoint(endpoint, context);
+    }
     traces::acked(endpoint);
     let span = traces::begin(|| holder_uid(endpoint), "write Provisioned");
     let written = write(endpoint, endpoints, status, context).await;

@@ -44,7 +44,11 @@ pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
     let name = name_of(endpoint);
     let changed = context.hub.update(|world| {
         let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint));
-        let latest = latest.filter(|latest| !context.index.is_leaving(&latest.uid().unwrap_or_default()));
+        let is_leaving = |latest: &Arc<Endpoint>| context.index.is_leaving(&latest.uid().unwrap_or_default());
+        if latest.as_ref().is_some_and(is_leaving) {
+            return None;
+        }
+        let latest = context.drafts.latest(&name, latest);
         let latest = latest.map(|latest| world_endpoint(&latest, world.endpoint(&name), context));
         latest.map(|latest| {
             if matches!(latest.membership, Membership::Member(_)) {
@@ -54,6 +58,28 @@ pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
         })
     });
     wake_services(&name.0, changed.unwrap_or_default(), context);
+}
+
+/// Sends the rows of a pod's Endpoint that is about to be made. Its addresses have just been claimed.
+pub fn begin_draft(endpoint: &Endpoint, claimed: &[(IpAddr, Cidr)], context: &Context) {
+    let mut draft = endpoint.clone();
+    let mut status = EndpointStatus::default();
+    fill(&mut status, claimed, &draft);
+    draft.status = Some(status);
+    context.drafts.begin(name_of(endpoint), draft);
+    sync_endpoint(endpoint, context);
+}
+
+/// Takes back the rows of an Endpoint that could not be made, or that nobody needs.
+pub fn end_draft(name: &EndpointName, context: &Context) {
+    if !context.drafts.forget(name) {
+        return;
+    }
+    let object = ObjectRef::<Endpoint>::new(&name.1).within(&name.0);
+    match context.stores.endpoints.get(&object) {
+        Some(endpoint) => sync_endpoint(&endpoint, context),
+        None => remove_endpoint(name, context),
+    }
 }
 
 /// Removes an endpoint from the world.
@@ -237,6 +263,6 @@ fn world_endpoint(
         asked,
         is_host,
         membership: membership.or(refused).unwrap_or(Membership::Waiting),
-        ready: status.phase == Phase::Provisioned,
+        ready: status.phase == Phase::Provisioned || context.drafts.is_ready(&name_of(endpoint), endpoint),
     }
 }

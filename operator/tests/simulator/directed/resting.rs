@@ -8,9 +8,9 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::conditions::until_pod_says;
-use super::{begin, check, delete, end_everything, pod_on, says, second, until};
+use super::{begin, check, delete, end_everything, has_pod, pod_on, says, second, until};
 use crate::cluster::add_pod;
-use crate::droplet::Manner;
+use crate::droplet::{Manner, Report};
 use crate::invariants::addresses;
 use crate::kind::Kind;
 use crate::operators::{self, Operator};
@@ -228,6 +228,41 @@ fn a_pod_that_was_seen_after_its_endpoint_gets_its_rows() {
             other.crash();
             be(Manner::Honest);
             until_pod_says(simulation, "p", "Acknowledged").await;
+            end_everything(simulation).await;
+        });
+    }
+}
+
+#[test]
+fn a_claim_stays_while_another_leader_brings_its_rows_again() {
+    for seed in 1..=5 {
+        check("brought-again", seed, async |simulation| {
+            let first = begin_with_old_pod(simulation).await;
+            let other = second(simulation, &first).await;
+            other.deafen(Kind::ALL);
+            // The first operator's deletion of the Endpoint takes up to six seconds.
+            simulation.lock().faults.slow_request = 1000;
+            delete(simulation, Kind::Pod, EAST, "p");
+            until(simulation, "the first has taken its rows", |state| {
+                !has_pod(state, "n0")
+            })
+            .await;
+            simulation.lock().droplets["n0"].report(Report::Break);
+            until(simulation, "the other has brought them again", |state| {
+                has_pod(state, "n0")
+            })
+            .await;
+            until(simulation, "its Endpoint is gone", |state| {
+                endpoint_of(state, "p").is_none()
+            })
+            .await;
+            simulation.lock().faults.slow_request = 0;
+            sleep(REST * 2).await;
+            until(simulation, "its claim stays", is_claimed).await;
+            other.deafen([]);
+            until(simulation, "its rows are gone", |state| !has_pod(state, "n0")).await;
+            first.crash();
+            until(simulation, "its claim is gone", |state| !is_claimed(state)).await;
             end_everything(simulation).await;
         });
     }
