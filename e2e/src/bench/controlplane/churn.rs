@@ -92,6 +92,8 @@ impl Bench {
         report.add(&named("operator_cpu_s"), "s", cpu);
         report.add(&named("operator_cores"), "", cpu / elapsed);
         report.add(&named("api_server_cores"), "", server / elapsed);
+        let spent = server * 1000.0 / float(total as u64);
+        report.add(&named("apiserver_cpu_ms_per_life"), "ms", spent);
         report.add(
             &named("churn_rows_per_endpoint"),
             "",
@@ -101,7 +103,8 @@ impl Bench {
             report.problem(format!("{problem:#}"));
         }
         println!(
-            "  the bench itself was at most {:.1} ms late; operator {:.2} cores, API server {:.2} cores",
+            "  the bench itself was at most {:.1} ms late; operator {:.2} cores, API server {:.2} cores, {spent:.1} ms \
+             for each",
             latest.as_secs_f64() * 1000.0,
             cpu / elapsed,
             server / elapsed

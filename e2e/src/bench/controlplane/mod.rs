@@ -4,6 +4,7 @@
 //! watches, writes by the API server's own counters. Nothing is passed or failed by time. A step that does not end is
 //! reported, and makes the run fail.
 
+mod bare;
 mod churn;
 mod copies;
 mod fleet;
@@ -209,6 +210,7 @@ impl Bench {
             self.churn(rate, LADDER_SECONDS, &format!("at_{rate}_")).await?;
         }
         self.churn(plan.churn, plan.seconds, "").await?;
+        self.bare_churn(plan.churn, plan.seconds, "").await?;
         self.operator.check(&self.plane.launch)?;
         let usage = self.operator.usage()?;
         self.report.add("operator_rss_mib", "MiB", usage.rss_mib);

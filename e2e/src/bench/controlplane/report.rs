@@ -95,6 +95,16 @@ fn goals(plan: &Plan) -> Vec<Goal> {
         ("operator_cores", None, "the same a second"),
         ("api_server_cores", None, "of the API server"),
         (
+            "apiserver_cpu_ms_per_life",
+            Some(AtMost(6.0)),
+            "CPU of the API server for one made and one removed",
+        ),
+        (
+            "apiserver_cpu_ms_per_bare_life",
+            None,
+            "the same for a pod that needs no network",
+        ),
+        (
             "operator_rss_mib",
             Some(AtMost(300.0)),
             "memory of the operator after the churn",
