@@ -14,6 +14,7 @@ use crate::{Condition, Phase};
     group = "thuban.dev", version = "v1alpha1", kind = "Network", plural = "networks", shortname = "net",
     doc = "A subnet of a VPC. Pods get their addresses from a network.",
     status = "NetworkStatus",
+    selectable = ".spec.vpc",
     printcolumn(name = "VPC", type_ = "string", json_path = ".spec.vpc"),
     printcolumn(name = "Ranges", type_ = "string", json_path = ".status.ranges"),
     printcolumn(name = "Allocated", type_ = "integer", json_path = ".status.allocated"),

@@ -51,9 +51,9 @@ pub async fn reconcile(network: Arc<Network>, context: Arc<Context>) -> Result<A
     });
     let verdict = match check(&network, &context.networks_of(&network.spec.vpc), &context) {
         Ok(_) if is_judged && !ranges::are_in_force(&*network) => {
-            let is_sibling = |other: &Network| other.spec.vpc == network.spec.vpc;
+            let siblings = Some(("spec.vpc", network.spec.vpc.as_str()));
             let check = |siblings: &[_]| check(&network, siblings, &context);
-            ranges::contend(&*network, &networks, is_sibling, check).await?
+            ranges::contend(&*network, &networks, siblings, check).await?
         }
         verdict => verdict,
     };

@@ -9,7 +9,7 @@ use thuban_api::Condition;
 use thuban_api::cidr::Cidr;
 
 use crate::controller::context::Context;
-use crate::controller::runtime::objects::{Object, WriteError, condition, list};
+use crate::controller::runtime::objects::{Object, WriteError, condition, list, list_where};
 use crate::model::range_claims::{Claimant, Claims, is_refused};
 use crate::model::validation::RangeError;
 
@@ -23,19 +23,22 @@ pub fn are_in_force<K: Claimant>(object: &K) -> bool {
     object.asked() == object.in_force()
 }
 
-/// Checks new ranges once more, against all rivals as the API server has them now. The status that brings the ranges
-/// into force must be written to this version of the object.
+/// Checks new ranges once more, against all rivals as the API server has them now: the objects with this field. The
+/// status that brings the ranges into force must be written to this version of the object.
 pub async fn contend<K: Claimant + Object>(
     object: &K,
     objects: &Api<K>,
-    is_rival: impl Fn(&K) -> bool + Send,
+    rivals: Option<(&str, &str)>,
     check: impl FnOnce(&[Arc<K>]) -> Result<Vec<Cidr>, RangeError> + Send,
 ) -> Result<Result<Vec<Cidr>, RangeError>, WriteError> {
     if is_refused(object) {
         return Ok(Err(RangeError::Claimed));
     }
-    let rivals = list(objects).await?.into_iter().filter(is_rival);
-    let rivals: Vec<_> = rivals.map(Arc::new).collect();
+    let rivals = match rivals {
+        Some((field, value)) => list_where(objects, field, value).await?,
+        None => list(objects).await?,
+    };
+    let rivals: Vec<_> = rivals.into_iter().map(Arc::new).collect();
     let own = match check(&rivals) {
         Ok(own) => own,
         refused => return Ok(refused),

@@ -22,7 +22,7 @@ use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, create, has_finalizer, list, remove_finalizer, write_status,
+    WriteError, add_finalizer, condition, create, has_finalizer, list_where, remove_finalizer, write_status,
 };
 use crate::controller::runtime::pace::{Pace, write_in_time};
 use crate::controller::service::service_range;
@@ -54,7 +54,9 @@ pub async fn reconcile(vpc: Arc<Vpc>, context: Arc<Context>) -> Result<Action, R
     let verdict = match check(&vpc, &context.stores.vpcs.state(), &context) {
         Ok(_) if !ranges::are_in_force(&*vpc) => {
             let check = |others: &[_]| check(&vpc, others, &context);
-            ranges::contend(&*vpc, &vpcs, |other| are_rivals(&vpc, other), check).await?
+            // The default VPC's rivals are all others.
+            let default = (vpc.name_any() != DEFAULT_NAME).then_some(("metadata.name", DEFAULT_NAME));
+            ranges::contend(&*vpc, &vpcs, default, check).await?
         }
         verdict => verdict,
     };
@@ -321,8 +323,8 @@ async fn look(stage: Stage, vpc: &Vpc, context: &Context) -> Result<Vec<String>,
         // This process accepts no more networks of the VPC, but its view of those that it did accept may be old.
         Stage::Unseen => {
             let networks = Api::<Network>::all(context.client.clone());
-            let networks = list(&networks).await?.into_iter();
-            let served = networks.filter(|network| network.spec.vpc == name && is_accepted(network));
+            let networks = list_where(&networks, "spec.vpc", &name).await?.into_iter();
+            let served = networks.filter(|network| is_accepted(network));
             Ok(served.map(|network| network.name_any()).collect())
         }
     }
