@@ -17,7 +17,7 @@ use crate::controller::cache::last_seen::{DefaultNetwork, Entrance, VpcState};
 use crate::controller::context::Context;
 use crate::controller::denial;
 use crate::controller::droplet::{address_in_force, node_address6};
-use crate::controller::endpoint::sync::{end_draft, remove_endpoint, sync_endpoint, sync_pod};
+use crate::controller::endpoint::sync::{end_unseen_draft, remove_endpoint, sync_endpoint, sync_pod};
 use crate::controller::node::forget_droplet;
 use crate::controller::ranges::are_in_force;
 use crate::controller::role::kind::Role;
@@ -55,8 +55,8 @@ pub fn on_pod(context: &Context, change: &Change<Pod>) {
     let endpoint = (namespace.clone(), pod.endpoint_name());
     triggers.endpoint(&endpoint);
     if !(is_there && pod.is_alive()) {
-        // If its object is there, or comes, it is removed by its workflow.
-        end_draft(&endpoint, context);
+        // If its object is there, or comes, that is removed by its workflow.
+        end_unseen_draft(&endpoint, context);
     }
     if is_there {
         sync_pod(pod, context);
@@ -416,18 +416,15 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
     }
     if is_there {
         let status = object.status.as_ref();
-        if status.is_some_and(|status| status.phase == Phase::Provisioned) {
+        let is_provisioned = status.is_some_and(|status| status.phase == Phase::Provisioned);
+        if is_provisioned || context.drafts.is_anothers(&name, object) {
             context.drafts.forget(&name);
         }
         sync_endpoint(object, context);
     } else {
         context.waits.end(object);
-        if context.drafts.latest(&name, None).is_some() {
-            // A user deleted it before it was Provisioned. Its pod may have its addresses, and makes it again.
-            sync_endpoint(object, context);
-        } else {
-            remove_endpoint(&name, context);
-        }
+        context.drafts.forget(&name);
+        remove_endpoint(&name, context);
         context.hub.update(|world| world.set_service(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());
         // A pod that lives on, or was created again under its name, gets a new Endpoint.

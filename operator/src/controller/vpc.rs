@@ -324,7 +324,7 @@ async fn look(stage: Stage, vpc: &Vpc, context: &Context) -> Result<Vec<String>,
         Stage::Unseen => {
             let networks = Api::<Network>::all(context.client.clone());
             let networks = list_where(&networks, "spec.vpc", &name).await?.into_iter();
-            let served = networks.filter(|network| is_accepted(network));
+            let served = networks.filter(is_accepted);
             Ok(served.map(|network| network.name_any()).collect())
         }
     }

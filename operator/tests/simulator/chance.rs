@@ -15,6 +15,8 @@ use std::sync::Once;
 
 use ahash::random_state::{RandomSource, set_random_source};
 
+use thuban_operator::model::policy::Profile;
+
 use crate::random::Random;
 use crate::workflow;
 
@@ -76,7 +78,12 @@ fn prepare() {
         assert!(is_first, "a hash map of ahash was made before the first schedule");
         workflow::watch();
         let _ = in_thread(0, || {
-            (ahash::RandomState::with_seed(0), thuban_operator::metrics::text())
+            let known = Profile::default().shared();
+            (
+                ahash::RandomState::with_seed(0),
+                thuban_operator::metrics::text(),
+                known,
+            )
         });
     });
 }

@@ -8,6 +8,7 @@ mod late;
 mod bandwidth;
 mod bouncers;
 mod conditions;
+mod cost;
 mod crowded;
 mod denied;
 mod drafts;
@@ -47,7 +48,7 @@ use crate::kind::Kind;
 use crate::operators::{self, Operator};
 use crate::schedule;
 use crate::simulation::{Simulation, State};
-use crate::store::{condition, is_deleting, text};
+use crate::store::{Preconditions, condition, is_deleting, text};
 use crate::tables::Slot;
 
 /// The first VNI that is given out.
@@ -175,6 +176,15 @@ pub fn delete(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) 
     simulation.with(|state| {
         let _ = state.store.delete_as_user(kind, namespace, name, false);
         state.note(|| format!("{kind:?} {name} is deleted"));
+    });
+}
+
+/// Deletes an object past the policies, as the end of its namespace does.
+pub fn force(simulation: &Simulation, kind: Kind, namespace: &str, name: &str) {
+    simulation.with(|state| {
+        let nothing = Preconditions::default();
+        let _ = state.store.delete(kind, namespace, name, &nothing, false);
+        state.note(|| format!("{kind:?} {name} is deleted past the policies"));
     });
 }
 

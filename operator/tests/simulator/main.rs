@@ -172,6 +172,9 @@ fn a_seed_does_the_same_again_byte_for_byte() {
         let again = trace_elsewhere(seed);
         let again: Vec<&str> = again.lines().collect();
         let differs = trace.iter().zip(&again).find(|(one, other)| one != *other);
+        if differs.is_some() || trace.len() != again.len() {
+            keep(format!("again-{seed}"), &trace);
+        }
         assert_eq!(differs, None, "seed {seed}");
         assert_eq!(trace.len(), again.len(), "seed {seed}");
     }

@@ -16,7 +16,7 @@ use crate::kind::Kind;
 use crate::services::is_scaled;
 use crate::simulation::State;
 use crate::store::{Change, is_deleting, text};
-use crate::tables::{Slot, number, underlay};
+use crate::tables::{Slot, address, number, underlay};
 use crate::walk::contains;
 
 /// Checks the meaning of Provisioned after a write by any writer.
@@ -72,22 +72,27 @@ pub fn ready_means_made(state: &mut State, name: &str) {
         return;
     };
     let ready = droplet.tables.locals().filter(|row| row.ready);
-    let ready: BTreeSet<String> = ready.map(|row| row.pod_uid.clone()).collect();
+    let ready: BTreeSet<_> = ready
+        .map(|row| (row.pod_uid.clone(), address(&row.address)))
+        .collect();
     let epoch = droplet.stream.as_ref().map(|stream| stream.epoch);
-    let told = state
-        .told_ready
-        .insert(name.to_owned(), ready.clone())
-        .unwrap_or_default();
-    for uid in ready.difference(&told) {
+    let told = state.told_ready.insert(name.to_owned(), ready.clone());
+    for (uid, address) in ready.difference(&told.unwrap_or_default()) {
         if !state.served.contains(uid) {
             let early = format!("{name} was told that the endpoint of {uid} is ready, which was never made");
             state.violation(early);
         }
-        let endpoints = state.store.all(Kind::Endpoint);
-        let mut own = endpoints.filter(|(_, endpoint)| pod_uid(&endpoint.value) == uid);
-        let own = own
-            .next()
-            .map(|((_, _, name), endpoint)| (name.clone(), endpoint.value.clone()));
+        let own = state
+            .store
+            .all(Kind::Endpoint)
+            .find_map(|((_, _, name), endpoint)| {
+                let endpoint = &endpoint.value;
+                // What Provisioned means was checked when it was written. The rows of a pod that was deleted by force
+                // may go while its droplet is being told.
+                let is_early = !is_provisioned(endpoint) && has_living_pod(state, endpoint);
+                let is_own = pod_uid(endpoint) == uid && first_address(endpoint) == Some(*address);
+                (is_early && is_own).then(|| (name.clone(), endpoint.clone()))
+            });
         if let (Some((endpoint, object)), Some(epoch)) = (own, epoch) {
             invariants::ready_means_acked(state, &endpoint, &object, epoch);
         }

@@ -543,6 +543,18 @@ fn list(state: &mut State, kind: Kind, query: &str) -> Result<Bytes, Failure> {
             let (field, value) = selector.split_once("%3D").unwrap_or_default();
             (format!("/{}", field.replace('.', "/")), value.to_owned())
         });
+        // The API server knows the fields that the CRDs name, and the name.
+        let is_known = |field: &str| match kind {
+            Kind::Endpoint => field == "/spec/network",
+            Kind::Network => field == "/spec/vpc",
+            _ => false,
+        };
+        if let Some((field, _)) = &selected
+            && field != "/metadata/name"
+            && !is_known(field)
+        {
+            return Err(INVALID);
+        }
         let is_selected = |object: &Value| {
             let wanted = selected.as_ref();
             wanted.is_none_or(|(field, value)| text(object, field) == value)

@@ -1,6 +1,7 @@
 //! Everything of one schedule under one lock: objects, droplets, operators, faults, what went wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -31,8 +32,8 @@ pub struct State {
     pub writer: Option<u64>,
     /// The holders whose Endpoints have ever been Provisioned: UIDs of pods, and names of nodes.
     pub served: BTreeSet<String>,
-    /// The pods whose endpoints each droplet has been told are ready.
-    pub told_ready: BTreeMap<String, BTreeSet<String>>,
+    /// The pods whose endpoints each droplet has been told are ready, with their addresses.
+    pub told_ready: BTreeMap<String, BTreeSet<(String, IpAddr)>>,
     pub violations: Vec<String>,
     /// Pages of lists that are still to be fetched.
     pub pages: BTreeMap<String, Vec<Bytes>>,

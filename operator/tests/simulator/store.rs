@@ -395,7 +395,7 @@ impl Store {
         Ok(self.put(key, value, EventKind::Modified))
     }
 
-    /// Deletes an object as a user does: a policy denies it for a Provisioned Endpoint of a pod.
+    /// Deletes an object as a user does: a policy denies it for an Endpoint of a pod.
     pub fn delete_as_user(
         &mut self,
         kind: Kind,
@@ -404,8 +404,7 @@ impl Store {
         foreground: bool,
     ) -> Result<Bytes, Failure> {
         let old = self.value(kind, namespace, name).ok_or(NOT_FOUND)?;
-        let is_pods = kind == Kind::Endpoint && !text(old, "/spec/podRef/uid").is_empty();
-        if is_pods && text(old, "/status/phase") == "Provisioned" {
+        if kind == Kind::Endpoint && !text(old, "/spec/podRef/uid").is_empty() {
             return Err(INVALID);
         }
         self.delete(kind, namespace, name, &Preconditions::default(), foreground)

@@ -16,7 +16,7 @@ use crate::controller::context::Context;
 use crate::controller::endpoint::status::{
     ACK_RETRY, USER_RETRY, fill, say, unattached, waits_for_acks, write,
 };
-use crate::controller::endpoint::sync::{remove_endpoint, sync_endpoint};
+use crate::controller::endpoint::sync::{end_draft, remove_endpoint, sync_endpoint};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
 use crate::controller::runtime::objects::condition;
@@ -52,7 +52,7 @@ pub async fn allocate(
         return Ok(Action::requeue(ACK_RETRY));
     };
     // The addresses that it was made with are not its own.
-    context.drafts.forget(&name_of(endpoint));
+    end_draft(&name_of(endpoint), context);
     let claimed = match claim(endpoint, &network, &[], context).await {
         Ok(claimed) => claimed,
         Err(Told::Condition(told)) => {
@@ -135,7 +135,7 @@ pub async fn give_back(
     context: &Context,
 ) -> Result<Action, ReconcileError> {
     let name = name_of(endpoint);
-    context.drafts.forget(&name);
+    end_draft(&name, context);
     let mut status = endpoint.status.clone().unwrap_or_default();
     let network = context.network(&endpoint.spec.network);
     let refused = addresses_of(endpoint);

@@ -20,7 +20,7 @@ use crate::controller::context::Context;
 use crate::controller::deletion::{self, until_detached};
 use crate::controller::denial;
 use crate::controller::endpoint::remove::remove;
-use crate::controller::endpoint::sync::{begin_draft, end_draft, sync_endpoint};
+use crate::controller::endpoint::sync::{begin_draft, end_unseen_draft, sync_endpoint};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::{ClaimError, ReconcileError};
 use crate::controller::runtime::objects::{create, delete, has_finalizer};
@@ -28,7 +28,7 @@ use crate::model::admission::network_of;
 use crate::model::allocation::Owner;
 use crate::model::asked::{AskedError, asked_addresses, unicast};
 use crate::model::cached::Pod;
-use crate::model::endpoint::{self, EndpointKind, droplet_of, holder_uid};
+use crate::model::endpoint::{self, EndpointKind, droplet_of, holder_uid, name_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
 use crate::traces;
@@ -117,14 +117,15 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
         mac: asked.mac.map(|mac| mac.to_string()),
     };
     let endpoint = endpoint::new(&namespace, &name, spec);
-    if are_new && !addresses.is_empty() {
+    let uid = holder_uid(&endpoint);
+    // Its droplet may have rows of a pod that it reports: they stay until the object is there.
+    let is_fresh = are_new && !context.hub.may_be_attached(&uid, droplet_of(&endpoint));
+    if is_fresh && !addresses.is_empty() {
         begin_draft(&endpoint, &addresses, &context);
     }
     let created = create_endpoint(&pod, &endpoint, &context).await;
-    let name = (namespace, name);
-    // The pod may have the addresses of one that was made, became ready and was deleted.
-    if !matches!(created, Ok((_, true))) && !context.drafts.is_ready(&name, &endpoint) {
-        end_draft(&name, &context);
+    if !matches!(created, Ok((_, true))) || !attach::has_living_pod(&endpoint, &context) {
+        end_unseen_draft(&name_of(&endpoint), &context);
     }
     created.map(|(action, _)| action)
 }
@@ -147,7 +148,7 @@ fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &
     Action::requeue(POD_RETRY)
 }
 
-/// Makes the Endpoint. Returns when to look again, and whether the API server has it.
+/// Makes the Endpoint. Returns when to look again, and whether this made it.
 async fn create_endpoint(
     pod: &Pod,
     endpoint: &Endpoint,
@@ -158,6 +159,7 @@ async fn create_endpoint(
     let span = traces::begin(|| holder_uid(endpoint), "create Endpoint");
     let created = create(&endpoints, endpoint).await;
     span.end_with(&created);
+    let is_made = created.is_ok();
     match created {
         Ok(_) => {
             denial::forget(pod, context);
@@ -169,7 +171,6 @@ async fn create_endpoint(
                 "endpoint created"
             );
         }
-        // Its object is on its way to the cache.
         Err(error) if error.is_conflict() => {}
         // A rule of the kind that an annotation breaks denies it too: a name that is too long, or an address in an
         // unusual form.
@@ -180,7 +181,7 @@ async fn create_endpoint(
     }
     // Another operator with an old cache may delete the Endpoint that this one made; this operator's cache may show
     // neither.
-    Ok((Action::requeue(POD_RETRY), true))
+    Ok((Action::requeue(POD_RETRY), is_made))
 }
 
 /// Ends the Endpoint of a pod when the pod is gone and nothing of it is attached; none: its workflow goes on.

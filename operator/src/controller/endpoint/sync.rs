@@ -44,20 +44,28 @@ pub fn sync_endpoint(endpoint: &Endpoint, context: &Context) {
     let name = name_of(endpoint);
     let changed = context.hub.update(|world| {
         let latest = context.stores.endpoints.get(&ObjectRef::from_obj(endpoint));
-        let is_leaving = |latest: &Arc<Endpoint>| context.index.is_leaving(&latest.uid().unwrap_or_default());
-        if latest.as_ref().is_some_and(is_leaving) {
-            return None;
-        }
-        let latest = context.drafts.latest(&name, latest);
-        let latest = latest.map(|latest| world_endpoint(&latest, world.endpoint(&name), context));
-        latest.map(|latest| {
-            if matches!(latest.membership, Membership::Member(_)) {
-                traces::sends_rows(&latest.pod.uid);
-            }
-            set(world, &name, Some(latest))
-        })
+        sync(latest, &name, world, context)
     });
     wake_services(&name.0, changed.unwrap_or_default(), context);
+}
+
+/// Sets an endpoint in the world as its object or its draft is. Returns nothing if there is neither.
+fn sync(
+    object: Option<Arc<Endpoint>>,
+    name: &EndpointName,
+    world: &mut World,
+    context: &Context,
+) -> Option<Vec<IpAddr>> {
+    let is_leaving = |object: &Arc<Endpoint>| context.index.is_leaving(&object.uid().unwrap_or_default());
+    if object.as_ref().is_some_and(is_leaving) {
+        return None;
+    }
+    let latest = context.drafts.latest(name, object)?;
+    let latest = world_endpoint(&latest, world.endpoint(name), context);
+    if matches!(latest.membership, Membership::Member(_)) {
+        traces::sends_rows(&latest.pod.uid);
+    }
+    Some(set(world, name, Some(latest)))
 }
 
 /// Sends the rows of a pod's Endpoint that is about to be made. Its addresses have just been claimed.
@@ -75,10 +83,24 @@ pub fn end_draft(name: &EndpointName, context: &Context) {
     if !context.drafts.forget(name) {
         return;
     }
+    let (is_made, changed) = context.hub.update(|world| {
+        let object = ObjectRef::<Endpoint>::new(&name.1).within(&name.0);
+        match context.stores.endpoints.get(&object) {
+            Some(endpoint) => (true, sync(Some(endpoint), name, world, context)),
+            None => (false, Some(set(world, name, None))),
+        }
+    });
+    if !is_made {
+        context.hub.forget_in_use(name);
+    }
+    wake_services(&name.0, changed.unwrap_or_default(), context);
+}
+
+/// Does the same unless the object has been seen: its workflow removes it then.
+pub fn end_unseen_draft(name: &EndpointName, context: &Context) {
     let object = ObjectRef::<Endpoint>::new(&name.1).within(&name.0);
-    match context.stores.endpoints.get(&object) {
-        Some(endpoint) => sync_endpoint(&endpoint, context),
-        None => remove_endpoint(name, context),
+    if context.stores.endpoints.get(&object).is_none() {
+        end_draft(name, context);
     }
 }
 

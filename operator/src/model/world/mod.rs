@@ -122,7 +122,7 @@ pub struct Endpoint {
     /// The endpoint is its droplet's own.
     pub is_host: bool,
     pub membership: Membership,
-    /// The endpoint is Provisioned.
+    /// The endpoint is Provisioned, or about to be: its object is there, and all have acked.
     pub ready: bool,
 }
 

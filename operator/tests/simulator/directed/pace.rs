@@ -12,14 +12,16 @@ use crate::kind::Kind;
 use crate::simulation::{Simulation, State};
 use crate::store::{condition, text};
 
-fn create(simulation: &Arc<Simulation>, range: &str) {
+/// Creates the VPC `blue` with two dividers.
+pub fn create(simulation: &Arc<Simulation>, range: &str) {
     simulation.with(|state| {
         let vpc = json!({"metadata": {}, "spec": {"cidrs": [range], "dividers": 2}});
         let _ = state.store.create(Kind::Vpc, "", "blue", vpc);
     });
 }
 
-fn create_network(simulation: &Arc<Simulation>) {
+/// Creates a network of `blue` with one bouncer.
+pub fn create_network(simulation: &Arc<Simulation>) {
     simulation.with(|state| {
         let network = json!({
             "metadata": {}, "spec": {"vpc": "blue", "cidrs": ["10.0.1.0/24"], "bouncers": 1},

@@ -154,7 +154,7 @@ async fn begin_with_resting_claim(simulation: &Arc<Simulation>) {
             endpoint["metadata"]["finalizers"] = json!(["thuban.dev/rows"]);
         });
     });
-    delete(simulation, Kind::Endpoint, EAST, &old);
+    super::force(simulation, Kind::Endpoint, EAST, &old);
     be(Manner::Honest);
 }
 
@@ -235,7 +235,8 @@ fn a_pod_that_was_seen_after_its_endpoint_gets_its_rows() {
 
 #[test]
 fn a_claim_stays_while_another_leader_brings_its_rows_again() {
-    for seed in 1..=5 {
+    let mut noticed = 0;
+    for seed in 1..=8 {
         check("brought-again", seed, async |simulation| {
             let first = begin_with_old_pod(simulation).await;
             let other = second(simulation, &first).await;
@@ -257,8 +258,14 @@ fn a_claim_stays_while_another_leader_brings_its_rows_again() {
             })
             .await;
             simulation.lock().faults.slow_request = 0;
-            sleep(REST * 2).await;
-            until(simulation, "its claim stays", is_claimed).await;
+            // If the first has not noticed yet that the droplet is gone, only the rest keeps the address: it is longer
+            // than a watch is late.
+            let is_noticed = first.hub().is_some_and(|hub| !hub.is_connected("n0"));
+            if is_noticed {
+                noticed += 1;
+                sleep(REST * 2).await;
+                until(simulation, "its claim stays", is_claimed).await;
+            }
             other.deafen([]);
             until(simulation, "its rows are gone", |state| !has_pod(state, "n0")).await;
             first.crash();
@@ -266,6 +273,7 @@ fn a_claim_stays_while_another_leader_brings_its_rows_again() {
             end_everything(simulation).await;
         });
     }
+    assert!(noticed >= 3, "{noticed} of 8");
 }
 
 #[test]
