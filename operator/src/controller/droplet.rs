@@ -21,7 +21,6 @@ use crate::controller::wake::{wake_roles, wake_unplaced};
 use crate::hub::Health;
 use crate::model::cached::{internal_ips, is_node_lost};
 use crate::model::droplet::is_accepted;
-use crate::model::validation::parse;
 
 /// The reason and message of a droplet that is not used.
 type Refusal = (&'static str, String);
@@ -285,25 +284,16 @@ fn judge(droplet: &Droplet, node_addresses: &[IpAddr], context: &Context) -> Res
             return Err(("AddressTaken", message));
         }
     }
-    for vpc in context.stores.vpcs.state() {
-        let status = vpc.status.as_ref();
-        let in_force = status.map_or(&[][..], |status| status.cidrs.as_slice());
-        let ranges = parse(in_force).unwrap_or_default();
-        let within = |address: &IpAddr| {
-            let range = ranges.iter().find(|range| range.contains_address(*address));
-            range.map(|range| (*address, *range))
-        };
-        if vpc.status.as_ref().is_some_and(|status| status.vni.is_some())
-            && let Some((address, range)) = node_addresses.iter().find_map(within)
-        {
+    match context.index.vpc_within(node_addresses) {
+        Some((vpc, address, range)) => {
             let message = format!(
-                "InternalIP {address} of the node lies in {range} of VPC {}; give the node another address or remove the VPC",
-                vpc.name_any()
+                "InternalIP {address} of the node lies in {range} of VPC {vpc}; give the node another address or remove \
+                 the VPC"
             );
-            return Err(("AddressConflict", message));
+            Err(("AddressConflict", message))
         }
+        None => Ok(()),
     }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -37,6 +37,7 @@ use crate::model::bandwidth::Limits;
 use crate::model::cached::Pod;
 use crate::model::endpoint::{EndpointKind, has_addresses, name_of};
 use crate::model::ranges::{id, in_force};
+use crate::model::validation::parse;
 use crate::model::world::{self, EndpointName, RoleKind};
 
 pub fn on_pod(context: &Context, change: &Change<Pod>) {
@@ -173,6 +174,12 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             let status = vpc.status.clone().unwrap_or_default();
             let vni = status.vni.and_then(Vni::new);
             let name = vpc.name_any();
+            let ranges = if status.vni.is_some() {
+                status.cidrs.as_slice()
+            } else {
+                &[]
+            };
+            context.index.ranges(&name, parse(ranges).unwrap_or_default());
             let host_access = name == DEFAULT_NAME;
             let vpc = vni.map(|vni| world::Vpc {
                 vni,
@@ -190,6 +197,7 @@ pub fn on_vpc(context: &Context, change: &Change<Vpc>) {
             context.waits.end(&**vpc);
             let name = vpc.name_any();
             context.last_seen.vpcs.forget(&name);
+            context.index.ranges(&name, Vec::new());
             let networks = context.index.networks_of(&name);
             sync_namespaces(context, &networks);
             wake_where(context, |endpoint| networks.contains(&endpoint.spec.network));

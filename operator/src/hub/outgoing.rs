@@ -2,8 +2,8 @@
 //!
 //! Invariant: the bytes of a message are those of the `OperatorMessage` that it unpacks to.
 
-use prost::bytes::BufMut;
-use prost::{EncodeError, Message as _, encode_length_delimiter};
+use prost::bytes::{BufMut, Bytes, BytesMut};
+use prost::{EncodeError, Message as _, encode_length_delimiter, length_delimiter_len};
 use thuban_proto::transit::{OperatorMessage, Program, operator_message};
 
 use crate::model::rows::{Key, PackedRow};
@@ -91,26 +91,53 @@ impl PackedProgram {
             .chain(self.rows.iter().map(PackedRow::bytes))
     }
 
-    fn encode(&self, buffer: &mut impl BufMut) -> Result<(), EncodeError> {
-        let head = self.head();
-        let length = head.encoded_len() + self.parts().map(<[u8]>::len).sum::<usize>();
-        buffer.put_u8(PROGRAM_KEY);
-        encode_length_delimiter(length, buffer)?;
-        head.encode(buffer)?;
-        // Programs one after the other are a program with the rows of all of them.
-        for part in self.parts() {
-            buffer.put_slice(part);
+    /// Returns the length of the program in a message, without the key and the length before it.
+    fn len(&self) -> usize {
+        self.head().encoded_len() + self.parts().map(<[u8]>::len).sum::<usize>()
+    }
+
+    fn encode(&self, mut first: BytesMut) -> Result<Vec<Bytes>, EncodeError> {
+        first.put_u8(PROGRAM_KEY);
+        encode_length_delimiter(self.len(), &mut first)?;
+        self.head().encode(&mut first)?;
+        // Programs one after the other are a program with the rows of all of them, in any order.
+        for row in &self.rows {
+            first.put_slice(row.bytes());
         }
-        Ok(())
+        let shared = self.droplets.shared().filter(|part| !part.is_empty()).cloned();
+        Ok([first.freeze()].into_iter().chain(shared).collect())
     }
 }
 
 impl Outgoing {
-    /// Writes the message into a buffer that grows.
-    pub fn encode(&self, buffer: &mut impl BufMut) -> Result<(), EncodeError> {
+    pub fn encoded_len(&self) -> usize {
         match self {
-            Self::Program(program) => program.encode(buffer),
-            Self::Other(message) => message.encode(buffer),
+            Self::Program(program) => {
+                let length = program.len();
+                1 + length_delimiter_len(length) + length
+            }
+            Self::Other(message) => message.encoded_len(),
+        }
+    }
+
+    /// Returns how many bytes of the message no other stream has.
+    pub fn own_len(&self) -> usize {
+        let shared = match self {
+            Self::Program(program) => program.droplets.parts().map(<[u8]>::len).sum(),
+            Self::Other(_) => 0,
+        };
+        self.encoded_len() - shared
+    }
+
+    /// Returns the bytes of the message in parts. `first` begins the first one, and should have room for
+    /// [`own_len`](Self::own_len) more bytes.
+    pub fn encode(&self, mut first: BytesMut) -> Result<Vec<Bytes>, EncodeError> {
+        match self {
+            Self::Program(program) => program.encode(first),
+            Self::Other(message) => {
+                message.encode(&mut first)?;
+                Ok(vec![first.freeze()])
+            }
         }
     }
 
@@ -156,8 +183,8 @@ mod tests {
     use crate::model::world::{World, tests::vpc};
 
     fn read(message: &Outgoing) -> Program {
-        let mut bytes = Vec::new();
-        message.encode(&mut bytes).unwrap();
+        let bytes = message.encode(BytesMut::new()).unwrap().concat();
+        assert_eq!(bytes.len(), message.encoded_len());
         let read = OperatorMessage::decode(bytes.as_slice()).unwrap();
         assert_eq!(read, message.clone().unpack());
         match read.message {

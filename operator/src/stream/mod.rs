@@ -1,5 +1,6 @@
 //! The server that droplets dial: TLS, proof of the node, one stream for each droplet.
 
+mod body;
 pub mod door;
 pub mod server;
 mod service;

@@ -1,4 +1,4 @@
-//! The service `Transit` as the operator serves it: the generated one, but for messages that are bytes already.
+//! The service `Transit` as the operator serves it: the generated one, but for answers that are bytes already.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -10,11 +10,13 @@ use thuban_proto::codec::SmallBuffers;
 use thuban_proto::transit::transit_server::SERVICE_NAME;
 use thuban_proto::transit::{DropletMessage, OperatorMessage};
 use tonic::body::Body;
-use tonic::codec::{BufferSettings, Codec, EncodeBuf, Encoder};
+use tonic::codec::Codec;
 use tonic::codegen::{self, BoxFuture, StdError, http};
-use tonic::server::{Grpc, NamedService, StreamingService};
+use tonic::metadata::GRPC_CONTENT_TYPE;
+use tonic::server::NamedService;
 use tonic::{Request, Response, Status, Streaming};
 
+use super::body::MessageBody;
 use super::server::TransitService;
 use crate::hub::Outgoing;
 
@@ -26,41 +28,8 @@ const LARGEST_MESSAGE: usize = 16 << 20;
 /// The messages to a droplet.
 pub type Messages = Pin<Box<dyn Stream<Item = Result<Outgoing, Status>> + Send>>;
 
+/// The generated service's codec.
 type Generated = SmallBuffers<OperatorMessage, DropletMessage>;
-
-/// The generated service's codec, but for what it sends.
-#[derive(Clone, Copy, Debug, Default)]
-struct Packed;
-
-impl Codec for Packed {
-    type Encode = Outgoing;
-    type Decode = DropletMessage;
-    type Encoder = Self;
-    type Decoder = <Generated as Codec>::Decoder;
-
-    fn encoder(&mut self) -> Self::Encoder {
-        *self
-    }
-
-    fn decoder(&mut self) -> Self::Decoder {
-        Generated::default().decoder()
-    }
-}
-
-impl Encoder for Packed {
-    type Item = Outgoing;
-    type Error = Status;
-
-    fn encode(&mut self, message: Outgoing, buffer: &mut EncodeBuf<'_>) -> Result<(), Status> {
-        message
-            .encode(buffer)
-            .map_err(|error| Status::internal(error.to_string()))
-    }
-
-    fn buffer_settings(&self) -> BufferSettings {
-        Generated::default().encoder().buffer_settings()
-    }
-}
 
 /// The service, for tonic's server.
 #[derive(Clone)]
@@ -74,20 +43,6 @@ impl Transit {
 
 impl NamedService for Transit {
     const NAME: &'static str = SERVICE_NAME;
-}
-
-/// The method `Connect`.
-struct Connect(Arc<TransitService>);
-
-impl StreamingService<DropletMessage> for Connect {
-    type Response = Outgoing;
-    type ResponseStream = Messages;
-    type Future = BoxFuture<Response<Messages>, Status>;
-
-    fn call(&mut self, request: Request<Streaming<DropletMessage>>) -> Self::Future {
-        let service = Arc::clone(&self.0);
-        Box::pin(async move { service.connect(request).await })
-    }
 }
 
 impl<B> codegen::Service<http::Request<B>> for Transit
@@ -107,10 +62,27 @@ where
         if request.uri().path() != CONNECT {
             return Box::pin(async { Ok(Status::unimplemented("no such method").into_http()) });
         }
-        let method = Connect(Arc::clone(&self.0));
+        let service = Arc::clone(&self.0);
         Box::pin(async move {
-            let mut grpc = Grpc::new(Packed).max_decoding_message_size(LARGEST_MESSAGE);
-            Ok(grpc.streaming(method, request).await)
+            let request = Request::from_http(request).map(|body| {
+                Streaming::new_request(Generated::default().decoder(), body, None, Some(LARGEST_MESSAGE))
+            });
+            Ok(match service.connect(request).await {
+                Ok(messages) => answer(messages),
+                Err(status) => status.into_http(),
+            })
         })
     }
+}
+
+fn answer(messages: Response<Messages>) -> http::Response<Body> {
+    let (metadata, messages, extensions) = messages.into_parts();
+    let mut answer = http::Response::new(Body::new(MessageBody::new(messages)));
+    *answer.version_mut() = http::Version::HTTP_2;
+    *answer.headers_mut() = metadata.into_headers();
+    answer
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, GRPC_CONTENT_TYPE);
+    *answer.extensions_mut() = extensions;
+    answer
 }

@@ -6,8 +6,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use thuban_api::Endpoint;
+use tokio::time::Instant;
 
 use crate::model::allocation::{Owner, addresses_of};
 use crate::model::world::EndpointName;
@@ -16,7 +18,12 @@ use crate::model::world::EndpointName;
 struct Draft {
     endpoint: Arc<Endpoint>,
     is_ready: bool,
+    /// When its object was written as Provisioned. The cache may not show it yet.
+    written: Option<Instant>,
 }
+
+/// How long the cache may need to show a write.
+const UNSEEN: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Default)]
 pub struct Drafts(Mutex<HashMap<EndpointName, Draft>>);
@@ -29,9 +36,28 @@ impl Drafts {
 
     /// Notes an Endpoint that is about to be made. Its status has its addresses.
     pub fn begin(&self, name: EndpointName, endpoint: Endpoint) {
-        let endpoint = Arc::new(endpoint);
-        let is_ready = false;
-        self.drafts(|drafts| drafts.insert(name, Draft { endpoint, is_ready }));
+        let draft = Draft {
+            endpoint: Arc::new(endpoint),
+            is_ready: false,
+            written: None,
+        };
+        self.drafts(|drafts| drafts.insert(name, draft));
+    }
+
+    /// Notes that the object of an Endpoint was written as Provisioned.
+    pub fn note_written(&self, name: &EndpointName) {
+        self.drafts(|drafts| {
+            if let Some(draft) = drafts.get_mut(name) {
+                draft.written = Some(Instant::now());
+            }
+        });
+    }
+
+    /// Whether the object of an Endpoint was written as Provisioned just now. Its droplet attaches the pod at the same
+    /// time, which wakes the Endpoint: a second write would be refused.
+    pub fn is_written(&self, name: &EndpointName) -> bool {
+        let written = self.drafts(|drafts| drafts.get(name)?.written);
+        written.is_some_and(|written| written.elapsed() < UNSEEN)
     }
 
     /// Returns what stands for an Endpoint: its draft, while there is one and the object has nothing newer.

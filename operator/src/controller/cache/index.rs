@@ -35,6 +35,8 @@ struct Sets {
     vnis: HashMap<u32, String>,
     /// UIDs of endpoints whose rows are being removed, and whether this process has deleted their objects.
     leaving: HashMap<String, bool>,
+    /// Ranges in force by VPC, of VPCs that have a number.
+    ranges: HashMap<String, Vec<Cidr>>,
     /// Names of the pods that name an Endpoint made by a user.
     pods: HashMap<EndpointName, BTreeSet<String>>,
 }
@@ -62,6 +64,33 @@ impl Index {
     fn sets<T>(&self, work: impl FnOnce(&mut Sets) -> T) -> T {
         // No code under the lock panics half-way through a change.
         work(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Sets the ranges in force of a VPC; none if it has no number, or is gone.
+    pub fn ranges(&self, vpc: &str, ranges: Vec<Cidr>) {
+        self.sets(|sets| {
+            if ranges.is_empty() {
+                sets.ranges.remove(vpc);
+            } else {
+                sets.ranges.insert(vpc.to_owned(), ranges);
+            }
+        });
+    }
+
+    /// Returns a VPC that has one of the addresses in a range in force, with the address and the range.
+    pub fn vpc_within(&self, addresses: &[IpAddr]) -> Option<(String, IpAddr, Cidr)> {
+        self.sets(|sets| {
+            let mut all = sets
+                .ranges
+                .iter()
+                .flat_map(|(vpc, ranges)| ranges.iter().map(move |range| (vpc, range)));
+            all.find_map(|(vpc, range)| {
+                let within = addresses
+                    .iter()
+                    .find(|address| range.contains_address(**address))?;
+                Some((vpc.clone(), *within, *range))
+            })
+        })
     }
 
     pub fn claim(&self, network: &str, name: &str, is_there: bool) {

@@ -42,6 +42,9 @@ pub async fn provision(
             Action::await_change()
         });
     }
+    if context.drafts.is_written(&name) {
+        return Ok(Action::requeue(ACK_RETRY));
+    }
     // Claims or ranges may have arrived after the Endpoint.
     sync_endpoint(endpoint, context);
     let waiter = Waiter::Endpoint(name.clone());
@@ -103,6 +106,7 @@ pub async fn provision(
     let written = write(endpoint, endpoints, status, context).await;
     span.end_with(&written);
     written?;
+    context.drafts.note_written(&name);
     traces::provisions(endpoint);
     Ok(Action::await_change())
 }

@@ -14,6 +14,8 @@ use crate::rate_limit::RateLimit;
 
 /// How long the stored status may be out of date in what may soon be different.
 const PASSING: Duration = Duration::from_secs(3);
+/// The longest pause between two tries of a status that waits for its turn.
+const LONGEST: Duration = Duration::from_secs(30);
 
 /// How a status differs from the stored one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +52,8 @@ where
     let change = compare(object.status(), &status, pace.steady);
     let mut left = held_back(change, pace.clocks, pace.timed, &name);
     if left.is_none() && change == Change::Passing && pace.limit.is_some_and(|limit| !limit.take()) {
-        left = Some(PASSING);
+        // Many wait for their turn: those that have waited long look less often.
+        left = Some((pace.clocks.known_for(pace.timed, &name) / 2).clamp(PASSING, LONGEST));
     }
     if left.is_none() {
         write_status(api, object, status).await?;

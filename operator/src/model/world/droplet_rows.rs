@@ -58,6 +58,11 @@ impl OtherDroplets {
         self.count
     }
 
+    /// Yields the bytes of the rows, which all snapshots share.
+    pub fn shared(&self) -> impl Iterator<Item = &Bytes> {
+        self.parts.iter()
+    }
+
     /// Yields the bytes of the rows.
     pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
         self.parts.iter().map(AsRef::as_ref)
