@@ -2,7 +2,7 @@
 //!
 //! Invariant: the bytes of a message are those of the `OperatorMessage` that it unpacks to.
 
-use prost::bytes::{BufMut, Bytes, BytesMut};
+use prost::bytes::{BufMut, Bytes};
 use prost::{EncodeError, Message as _, encode_length_delimiter, length_delimiter_len};
 use thuban_proto::transit::{OperatorMessage, Program, operator_message};
 
@@ -96,16 +96,15 @@ impl PackedProgram {
         self.head().encoded_len() + self.parts().map(<[u8]>::len).sum::<usize>()
     }
 
-    fn encode(&self, mut first: BytesMut) -> Result<Vec<Bytes>, EncodeError> {
-        first.put_u8(PROGRAM_KEY);
-        encode_length_delimiter(self.len(), &mut first)?;
-        self.head().encode(&mut first)?;
+    fn encode_own(&self, buffer: &mut impl BufMut) -> Result<(), EncodeError> {
+        buffer.put_u8(PROGRAM_KEY);
+        encode_length_delimiter(self.len(), buffer)?;
+        self.head().encode(buffer)?;
         // Programs one after the other are a program with the rows of all of them, in any order.
         for row in &self.rows {
-            first.put_slice(row.bytes());
+            buffer.put_slice(row.bytes());
         }
-        let shared = self.droplets.shared().filter(|part| !part.is_empty()).cloned();
-        Ok([first.freeze()].into_iter().chain(shared).collect())
+        Ok(())
     }
 }
 
@@ -122,22 +121,24 @@ impl Outgoing {
 
     /// Returns how many bytes of the message no other stream has.
     pub fn own_len(&self) -> usize {
-        let shared = match self {
-            Self::Program(program) => program.droplets.parts().map(<[u8]>::len).sum(),
-            Self::Other(_) => 0,
-        };
-        self.encoded_len() - shared
+        self.encoded_len() - self.shared().map(Bytes::len).sum::<usize>()
     }
 
-    /// Returns the bytes of the message in parts. `first` begins the first one, and should have room for
-    /// [`own_len`](Self::own_len) more bytes.
-    pub fn encode(&self, mut first: BytesMut) -> Result<Vec<Bytes>, EncodeError> {
+    /// Yields the bytes that other streams have, too.
+    pub fn shared(&self) -> impl Iterator<Item = &Bytes> {
+        let droplets = match self {
+            Self::Program(program) => Some(program.droplets.shared()),
+            Self::Other(_) => None,
+        };
+        droplets.into_iter().flatten().filter(|part| !part.is_empty())
+    }
+
+    /// Writes the first bytes of the message, [`own_len`](Self::own_len) of them. After them come those that other
+    /// streams have, too.
+    pub fn encode_own(&self, buffer: &mut impl BufMut) -> Result<(), EncodeError> {
         match self {
-            Self::Program(program) => program.encode(first),
-            Self::Other(message) => {
-                message.encode(&mut first)?;
-                Ok(vec![first.freeze()])
-            }
+            Self::Program(program) => program.encode_own(buffer),
+            Self::Other(message) => message.encode(buffer),
         }
     }
 
@@ -183,7 +184,10 @@ mod tests {
     use crate::model::world::{World, tests::vpc};
 
     fn read(message: &Outgoing) -> Program {
-        let bytes = message.encode(BytesMut::new()).unwrap().concat();
+        let mut bytes = Vec::new();
+        message.encode_own(&mut bytes).unwrap();
+        assert_eq!(bytes.len(), message.own_len());
+        bytes.extend(message.shared().flatten());
         assert_eq!(bytes.len(), message.encoded_len());
         let read = OperatorMessage::decode(bytes.as_slice()).unwrap();
         assert_eq!(read, message.clone().unpack());

@@ -25,6 +25,7 @@ use crate::model::cached::Pod;
 use crate::model::crowding::{Crowded, crowded_out, labels_of, networks_of};
 use crate::model::ranges::in_force;
 use crate::model::validation::parse;
+use crate::model::world::World;
 use crate::rate_limit::RateLimit;
 use moves::Moves;
 
@@ -106,18 +107,20 @@ impl Crowding {
 /// Returns where networks are crowded out.
 async fn crowded(context: &Context) -> Crowded {
     let mut crowded = Crowded::new();
+    let most = context.hub.read(World::most_on_a_droplet) as u64;
     for network in context.stores.networks.state() {
         // Other tasks do not wait for all networks.
         yield_now().await;
-        for droplet in droplets_without_room(&network, context) {
+        for droplet in droplets_without_room(&network, most, context) {
             crowded.entry(droplet).or_default().insert(network.name_any());
         }
     }
     crowded
 }
 
-/// Returns the droplets where other VPCs have all free addresses of the network, of one of its families.
-fn droplets_without_room(network: &Network, context: &Context) -> BTreeSet<String> {
+/// Returns the droplets where other VPCs have all free addresses of the network, of one of its families. `most`: the
+/// most endpoints on a droplet. With more free addresses than that, there is none.
+fn droplets_without_room(network: &Network, most: u64, context: &Context) -> BTreeSet<String> {
     let name = network.name_any();
     let ranges = parse(in_force(network)).unwrap_or_default();
     let is_claimed = |address| {
@@ -130,7 +133,7 @@ fn droplets_without_room(network: &Network, context: &Context) -> BTreeSet<Strin
         let all = ranges
             .iter()
             .fold(0, |all: u64, range| all.saturating_add(range.capacity()));
-        if all.saturating_sub(context.index.claimed(&name)) > MAX_FREE {
+        if all.saturating_sub(context.index.claimed(&name)) > MAX_FREE.min(most) {
             continue;
         }
         let free = free(&ranges, context.index.floor(&name, family), is_claimed);

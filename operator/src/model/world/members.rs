@@ -28,6 +28,15 @@ impl World {
         droplets.filter(|droplet| !droplet.is_empty()).collect()
     }
 
+    /// Returns how many endpoints with an address live on the droplet that has the most.
+    pub fn most_on_a_droplet(&self) -> usize {
+        let droplets = self.populations.iter().filter(|(droplet, _)| !droplet.is_empty());
+        droplets
+            .map(|(_, population)| *population)
+            .max()
+            .unwrap_or_default()
+    }
+
     /// Returns the endpoint that has an address, by VNI.
     pub fn holder(&self, vni: Vni, address: IpAddr) -> Option<&EndpointName> {
         let networks = self.vpcs_with(vni).flat_map(|vpc| self.networks_of(vpc));
@@ -79,6 +88,7 @@ impl World {
         if endpoint.previous.is_some() {
             self.moving.insert(name.clone());
         }
+        *self.populations.entry(droplet.clone()).or_default() += 1;
         let droplets = self.members.entry(network.clone()).or_default();
         let here = droplets.entry(droplet.clone()).or_default();
         here.insert(name);
@@ -108,6 +118,12 @@ impl World {
             }
         }
         self.moving.remove(name);
+        if let Some(population) = self.populations.get_mut(droplet) {
+            *population -= 1;
+            if *population == 0 {
+                self.populations.remove(droplet);
+            }
+        }
         let Some(droplets) = self.members.get_mut(network) else {
             return;
         };

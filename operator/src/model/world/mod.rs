@@ -183,6 +183,8 @@ pub struct World {
     members: HashMap<String, BTreeMap<String, SortedSet<EndpointName>>>,
     /// Networks with endpoints on a droplet.
     networks_on: HashMap<String, BTreeSet<String>>,
+    /// How many endpoints with an address live on a droplet.
+    populations: HashMap<String, usize>,
     /// Endpoints of a network that have an address. VPCs may use the same addresses.
     by_address: HashMap<String, HashMap<IpAddr, SortedSet<EndpointName>>>,
     /// Endpoints with a previous droplet.

@@ -118,6 +118,8 @@ pub(super) struct Services {
     cluster_dns: Vec<IpAddr>,
     /// The network of each namespace that its network and VPC let in.
     pub namespaces: BTreeMap<String, String>,
+    /// These namespaces by network.
+    pub namespaces_of: HashMap<String, BTreeSet<String>>,
     all: HashMap<EndpointName, Service>,
     by_network: HashMap<String, BTreeSet<EndpointName>>,
     by_address: HashMap<IpAddr, SortedSet<EndpointName>>,

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 
 use thuban_rows::{ServiceName, Visible};
 
+use super::super::remove_name;
 use super::{EndpointName, Owner, Service, Vpc, World};
 
 impl World {
@@ -49,6 +50,13 @@ impl World {
         if old.as_deref() == network {
             return;
         }
+        if let Some(old) = &old {
+            remove_name(&mut self.services.namespaces_of, old, namespace);
+        }
+        if let Some(network) = network {
+            let names = self.services.namespaces_of.entry(network.to_owned()).or_default();
+            names.insert(namespace.to_owned());
+        }
         let networks = old.as_deref().into_iter().chain(network);
         let mut vpcs: BTreeSet<String> = networks
             .filter_map(|network| Some(self.networks.get(network)?.vpc.clone()))
@@ -88,9 +96,9 @@ impl World {
             return Visible::default();
         }
         let vpc_of = |network: &String| self.networks.get(network).map(|network| network.vpc.as_str());
-        let namespaces = self.services.namespaces.iter();
-        let namespaces = namespaces.filter(|(_, network)| vpc_of(network) == Some(vpc));
-        let namespaces: BTreeSet<&str> = namespaces.map(|(name, _)| name.as_str()).collect();
+        let own = self.networks_of(vpc);
+        let namespaces = own.filter_map(|network| self.services.namespaces_of.get(network));
+        let namespaces: BTreeSet<&str> = namespaces.flatten().map(String::as_str).collect();
         let is_here = |name: &EndpointName| {
             let service = self.service(name);
             service.is_some_and(|service| vpc_of(&service.network) == Some(vpc))
