@@ -3,7 +3,6 @@
 
 use thuban_common::{
     counters::Counter,
-    packet::icmp,
     policy::{STAMP_GUARDED, STAMP_REPLY, Stamp},
 };
 
@@ -43,33 +42,11 @@ impl Model {
             return Err(Counter::PolicyEgress);
         }
         let to = attached(local.interface).map_or(0, |endpoint| endpoint.stamp().egress_set);
-        if (is_guarded || to != 0) && !answers(packet) {
+        if is_guarded || to != 0 {
             self.asked.borrow_mut().insert(local.interface);
         }
         Ok(true)
     }
-}
-
-/// Whether a packet is an ICMP error about a packet of its receiver's to its sender: it belongs to that packet's flow.
-fn answers(packet: &Packet) -> bool {
-    let icmp = icmp::protocol(packet.is_v6());
-    let is_error = |rest: &[u8]| icmp::is_error(packet.is_v6(), rest[0]);
-    if packet.protocol != icmp
-        || packet.is_fragment
-        || !packet.rest.first_chunk::<8>().is_some_and(|head| is_error(head))
-    {
-        return false;
-    }
-    let ethertype = if packet.is_v6() {
-        [0x86, 0xdd]
-    } else {
-        [0x08, 0x00]
-    };
-    let quote = Packet::read(ethertype, &packet.rest[8..]);
-    quote.is_ok_and(|quote| {
-        let shows_transport = !quote.is_fragment && !quote.has_options;
-        shows_transport && quote.source == packet.destination && quote.destination == packet.source
-    })
 }
 
 /// Whether a packet opens a connection. Refuses one that hides its ports.
