@@ -8,7 +8,7 @@ use kube::runtime::reflector::ObjectRef;
 use thuban_api::identifiers::Vni;
 use thuban_api::{
     BitRate, DEFAULT_NAME, DeniedTraffic, Droplet, Dscp, ENDPOINT_ANNOTATION, Endpoint, IpClaim, Network,
-    Phase, VniClaim, Vpc, VpcSpec, system_namespace,
+    VniClaim, Vpc, VpcSpec, system_namespace,
 };
 
 use crate::controller::admission::admitted;
@@ -423,15 +423,10 @@ pub fn on_endpoint(context: &Context, change: &Change<Endpoint>) {
         context.reservations.forget(&Owner::of(object).uid);
     }
     if is_there {
-        let status = object.status.as_ref();
-        let is_provisioned = status.is_some_and(|status| status.phase == Phase::Provisioned);
-        if is_provisioned || context.drafts.is_anothers(&name, object) {
-            context.drafts.forget(&name);
-        }
+        context.drafts.saw(&name, object);
         sync_endpoint(object, context);
     } else {
         context.waits.end(object);
-        context.drafts.forget(&name);
         remove_endpoint(&name, context);
         context.hub.update(|world| world.set_service(&name, None));
         context.index.forget_leaving(&object.uid().unwrap_or_default());

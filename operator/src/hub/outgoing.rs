@@ -88,18 +88,20 @@ impl PackedProgram {
     fn parts(&self) -> impl Iterator<Item = &[u8]> {
         self.droplets
             .parts()
+            .map(AsRef::as_ref)
             .chain(self.rows.iter().map(PackedRow::bytes))
     }
 
     /// Returns the length of the program in a message, without the key and the length before it.
-    fn len(&self) -> usize {
-        self.head().encoded_len() + self.parts().map(<[u8]>::len).sum::<usize>()
+    fn len(&self, head: &Program) -> usize {
+        head.encoded_len() + self.parts().map(<[u8]>::len).sum::<usize>()
     }
 
     fn encode_own(&self, buffer: &mut impl BufMut) -> Result<(), EncodeError> {
         buffer.put_u8(PROGRAM_KEY);
-        encode_length_delimiter(self.len(), buffer)?;
-        self.head().encode(buffer)?;
+        let head = self.head();
+        encode_length_delimiter(self.len(&head), buffer)?;
+        head.encode(buffer)?;
         // Programs one after the other are a program with the rows of all of them, in any order.
         for row in &self.rows {
             buffer.put_slice(row.bytes());
@@ -112,29 +114,23 @@ impl Outgoing {
     pub fn encoded_len(&self) -> usize {
         match self {
             Self::Program(program) => {
-                let length = program.len();
+                let length = program.len(&program.head());
                 1 + length_delimiter_len(length) + length
             }
             Self::Other(message) => message.encoded_len(),
         }
     }
 
-    /// Returns how many bytes of the message no other stream has.
-    pub fn own_len(&self) -> usize {
-        self.encoded_len() - self.shared().map(Bytes::len).sum::<usize>()
-    }
-
     /// Yields the bytes that other streams have, too.
     pub fn shared(&self) -> impl Iterator<Item = &Bytes> {
         let droplets = match self {
-            Self::Program(program) => Some(program.droplets.shared()),
+            Self::Program(program) => Some(program.droplets.parts()),
             Self::Other(_) => None,
         };
         droplets.into_iter().flatten().filter(|part| !part.is_empty())
     }
 
-    /// Writes the first bytes of the message, [`own_len`](Self::own_len) of them. After them come those that other
-    /// streams have, too.
+    /// Writes the first bytes of the message. After them come those that other streams have, too.
     pub fn encode_own(&self, buffer: &mut impl BufMut) -> Result<(), EncodeError> {
         match self {
             Self::Program(program) => program.encode_own(buffer),
@@ -186,7 +182,6 @@ mod tests {
     fn read(message: &Outgoing) -> Program {
         let mut bytes = Vec::new();
         message.encode_own(&mut bytes).unwrap();
-        assert_eq!(bytes.len(), message.own_len());
         bytes.extend(message.shared().flatten());
         assert_eq!(bytes.len(), message.encoded_len());
         let read = OperatorMessage::decode(bytes.as_slice()).unwrap();

@@ -49,8 +49,7 @@ impl MessageBody {
             };
             let message = message.ok_or_else(|| Status::ok(""));
             let framed = message.flatten().and_then(|message| {
-                length += PREFIX + message.encoded_len();
-                frame(&message, &mut own)?;
+                length += frame(&message, &mut own)?;
                 Ok(message)
             });
             match framed {
@@ -68,17 +67,20 @@ impl MessageBody {
     }
 }
 
-/// Writes a message with its prefix, but for the bytes that other streams have, too: they come last.
-fn frame(message: &Outgoing, own: &mut BytesMut) -> Result<(), Status> {
+/// Writes a message with its prefix, but for the bytes that other streams have, too: they come last. Returns the length
+/// with them.
+fn frame(message: &Outgoing, own: &mut BytesMut) -> Result<usize, Status> {
     let length = message.encoded_len();
     let told = u32::try_from(length)
         .map_err(|_| Status::internal(format!("a message of {length} bytes: 4 GiB are the most")))?;
-    own.reserve(PREFIX + message.own_len());
+    let shared: usize = message.shared().map(Bytes::len).sum();
+    own.reserve(PREFIX + length - shared);
     own.put_u8(0);
     own.put_u32(told);
     message
         .encode_own(own)
-        .map_err(|error| Status::internal(error.to_string()))
+        .map_err(|error| Status::internal(error.to_string()))?;
+    Ok(PREFIX + length)
 }
 
 impl Body for MessageBody {

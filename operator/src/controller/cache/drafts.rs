@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use thuban_api::Endpoint;
+use thuban_api::{Endpoint, Phase};
 use tokio::time::Instant;
 
 use crate::model::allocation::{Owner, addresses_of};
@@ -88,13 +88,16 @@ impl Drafts {
         })
     }
 
-    /// Whether an Endpoint has a draft that is not its own: the object was made with other addresses, or by another
-    /// leader for another pod of its name.
-    pub fn is_anothers(&self, name: &EndpointName, object: &Endpoint) -> bool {
+    /// Ends a draft whose object is Provisioned, or was made with other addresses or for another pod.
+    pub fn saw(&self, name: &EndpointName, object: &Endpoint) {
+        let status = object.status.as_ref();
+        let is_provisioned = status.is_some_and(|status| status.phase == Phase::Provisioned);
         self.drafts(|drafts| {
             let draft = drafts.get(name);
-            draft.is_some_and(|draft| !is_alike(&draft.endpoint, object))
-        })
+            if draft.is_some_and(|draft| is_provisioned || !is_alike(&draft.endpoint, object)) {
+                drafts.remove(name);
+            }
+        });
     }
 
     /// Returns whether there was a draft.

@@ -123,11 +123,7 @@ pub async fn reconcile(pod: Arc<Pod>, context: Arc<Context>) -> Result<Action, R
     if is_fresh && !addresses.is_empty() {
         begin_draft(&endpoint, &addresses, &context);
     }
-    let created = create_endpoint(&pod, &endpoint, &context).await;
-    if !matches!(created, Ok((_, true))) || !attach::has_living_pod(&endpoint, &context) {
-        end_unseen_draft(&name_of(&endpoint), &context);
-    }
-    created.map(|(action, _)| action)
+    create_endpoint(&pod, &endpoint, &context).await
 }
 
 /// Waits for the user's Endpoint that the pod names.
@@ -148,18 +144,20 @@ fn wait_for_named(pod: &Pod, namespace: &str, named: &str, uid: &str, context: &
     Action::requeue(POD_RETRY)
 }
 
-/// Makes the Endpoint. Returns when to look again, and whether this made it.
+/// Makes the Endpoint. Its draft ends if this did not make it, or if its pod is gone.
 async fn create_endpoint(
     pod: &Pod,
     endpoint: &Endpoint,
     context: &Context,
-) -> Result<(Action, bool), ReconcileError> {
+) -> Result<Action, ReconcileError> {
     let namespace = endpoint.namespace().unwrap_or_default();
     let endpoints: Api<Endpoint> = Api::namespaced(context.client.clone(), &namespace);
     let span = traces::begin(|| holder_uid(endpoint), "create Endpoint");
     let created = create(&endpoints, endpoint).await;
     span.end_with(&created);
-    let is_made = created.is_ok();
+    if created.is_err() || !attach::has_living_pod(endpoint, context) {
+        end_unseen_draft(&name_of(endpoint), context);
+    }
     match created {
         Ok(_) => {
             denial::forget(pod, context);
@@ -174,14 +172,12 @@ async fn create_endpoint(
         Err(error) if error.is_conflict() => {}
         // A rule of the kind that an annotation breaks denies it too: a name that is too long, or an address in an
         // unusual form.
-        Err(error) if error.is_denied() => {
-            return Ok((denial::tell(pod, &namespace, &error, context), false));
-        }
+        Err(error) if error.is_denied() => return Ok(denial::tell(pod, &namespace, &error, context)),
         Err(error) => return Err(error.into()),
     }
     // Another operator with an old cache may delete the Endpoint that this one made; this operator's cache may show
     // neither.
-    Ok((Action::requeue(POD_RETRY), is_made))
+    Ok(Action::requeue(POD_RETRY))
 }
 
 /// Ends the Endpoint of a pod when the pod is gone and nothing of it is attached; none: its workflow goes on.

@@ -36,7 +36,6 @@ pub async fn remove(
         // Somebody else's finalizer keeps it. Its claims go with it.
         if kind == EndpointKind::Pod && !attach::is_in_use(endpoint, context) {
             context.index.leave(&uid);
-            context.drafts.forget(&name);
             remove_endpoint(&name, context);
         }
         return Ok(Action::await_change());
@@ -54,7 +53,6 @@ pub async fn remove(
         return Ok(Action::requeue(Duration::from_secs(5)));
     }
     context.index.leave(&uid);
-    context.drafts.forget(&name);
     remove_endpoint(&name, context);
     // One that was given back may be another's by now: its claim goes by itself, and its rows are not waited for here.
     let addresses = addresses_of(endpoint);

@@ -104,8 +104,9 @@ pub fn end_unseen_draft(name: &EndpointName, context: &Context) {
     }
 }
 
-/// Removes an endpoint from the world.
+/// Removes an endpoint from the world, and its draft.
 pub fn remove_endpoint(name: &EndpointName, context: &Context) {
+    context.drafts.forget(name);
     let changed = context.hub.update(|world| set(world, name, None));
     wake_services(&name.0, changed, context);
 }

@@ -59,12 +59,7 @@ impl OtherDroplets {
     }
 
     /// Yields the bytes of the rows, which all snapshots share.
-    pub fn shared(&self) -> impl Iterator<Item = &Bytes> {
+    pub fn parts(&self) -> impl Iterator<Item = &Bytes> {
         self.parts.iter()
-    }
-
-    /// Yields the bytes of the rows.
-    pub fn parts(&self) -> impl Iterator<Item = &[u8]> {
-        self.parts.iter().map(AsRef::as_ref)
     }
 }
