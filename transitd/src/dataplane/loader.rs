@@ -5,6 +5,8 @@
 //! as many entries as the first transitd chose for its node. SEEN_FLOWS has as many as the mode wants.
 
 use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::Duration;
 
 use aya::maps::MapInfo;
 use aya::programs::ProgramError;
@@ -21,7 +23,9 @@ use super::tables::TableError;
 use crate::settings::FlowMode;
 
 /// How often the verifier runs in all.
-const MAX_ATTEMPTS: u32 = 8;
+const MAX_ATTEMPTS: u32 = 10;
+/// The pause after its first run. Each pause is twice as long as the one before: a second in all.
+const ATTEMPT_PAUSE: Duration = Duration::from_millis(2);
 
 /// Maps that are pinned under their names.
 pub const PINNED_MAPS: [&str; 43] = [
@@ -151,17 +155,21 @@ pub fn load(programs: &Path, pins: &PinSettings, flows: FlowMode) -> Result<Ebpf
 
 /// Has a program verified. The verifier gives up with EAGAIN when a signal comes for the thread
 /// (kernel/bpf/verifier.c, `do_check`). EAGAIN says nothing of the program, so the verifier is called again, as libbpf
-/// does.
+/// does. Sixteen runs in a row were seen to end so, each within 4 ms: pauses let such a time pass.
 pub fn verified(mut load: impl FnMut() -> Result<(), ProgramError>) -> Result<(), ProgramError> {
-    let is_interrupted = |result: &Result<(), ProgramError>| matches!(result, Err(ProgramError::LoadError { io_error, .. }) if io_error.raw_os_error() == Some(libc::EAGAIN));
-    let mut result = load();
+    let mut pause = ATTEMPT_PAUSE;
     for _ in 1..MAX_ATTEMPTS {
-        if !is_interrupted(&result) {
-            break;
+        match load() {
+            Err(ProgramError::LoadError { io_error, .. })
+                if io_error.raw_os_error() == Some(libc::EAGAIN) =>
+            {
+                thread::sleep(pause);
+                pause *= 2;
+            }
+            result => return result,
         }
-        result = load();
     }
-    result
+    load()
 }
 
 /// Has the load make SEEN_FLOWS anew, if the mode of flows has changed.

@@ -5,11 +5,12 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 use thuban_cluster::{COMPONENTS, Cluster};
 
 use crate::audit::wait_sound;
 use crate::flows::none_lost_while;
-use crate::support::{Hanging, Pod, apply, get, netexec_manifest, running};
+use crate::support::{Hanging, Pod, apply, condition, get, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::{ring, tenants};
 
@@ -22,10 +23,21 @@ const PODS_PER_NODE: usize = 2;
 /// Makes all operators hang until the results are dropped.
 fn hanging_operators(cluster: &Cluster) -> Result<Vec<Hanging<'_>>> {
     let selector = "app.kubernetes.io/name=thuban-operator";
-    let pods = get(cluster, &["pods", "-n", "thuban-system", "-l", selector])?;
-    let nodes = pods["items"].as_array().into_iter().flatten();
+    let mut nodes = Vec::new();
+    // Pods that a rollout replaced are listed for a moment after their processes have ended.
+    cluster.wait_for("operators that all run", Duration::from_mins(1), || {
+        let pods = get(cluster, &["pods", "-n", "thuban-system", "-l", selector])?;
+        let pods = pods["items"].as_array().context("a list")?;
+        let runs = |pod: &Value| {
+            let is_ready = condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True");
+            is_ready && pod["metadata"]["deletionTimestamp"].is_null()
+        };
+        let names = pods.iter().filter_map(|pod| pod["spec"]["nodeName"].as_str());
+        nodes = names.map(str::to_owned).collect();
+        Ok(!pods.is_empty() && pods.iter().all(runs))
+    })?;
     nodes
-        .filter_map(|pod| pod["spec"]["nodeName"].as_str())
+        .iter()
         .map(|node| Hanging::new(cluster, node, "thuban-operator"))
         .collect()
 }
@@ -79,7 +91,7 @@ fn endpoints(cluster: &Cluster) -> Result<BTreeMap<String, String>> {
     let list = get(cluster, &["endpoints.thuban.dev", "-n", NAME])?;
     let all = list["items"].as_array().into_iter().flatten();
     let provisioned = all.filter(|endpoint| endpoint["status"]["phase"] == "Provisioned");
-    let entry = |endpoint: &serde_json::Value| {
+    let entry = |endpoint: &Value| {
         let pod = endpoint["spec"]["podRef"]["name"].as_str()?;
         let address = endpoint["status"]["addresses"][0].as_str()?;
         Some((pod.to_owned(), address.to_owned()))
