@@ -17,7 +17,7 @@ use thuban_api::DEFAULT_ROLES;
 use super::{
     Bench, FEW_ENDPOINTS,
     hollow::{Book, Hollow},
-    metrics::{self, Metrics},
+    metrics::{self, Metrics, Request},
     progress::{patience, until},
     tally::Count,
     tenants::{Tenants, at_once},
@@ -35,6 +35,8 @@ const DRAINED: usize = 2000;
 const SETTLED: Duration = Duration::from_mins(1);
 /// The resources that the operator writes for an endpoint.
 pub(super) const OF_ENDPOINTS: [&str; 4] = ["endpoints", "endpoints/status", "ipclaims", "ipclaims/status"];
+/// The objects that must have been made before a droplet is told that an endpoint is ready.
+const BEFORE_READY: [&str; 2] = ["endpoints", "ipclaims"];
 
 /// Makes and removes single pods; cheap to clone into tasks.
 #[derive(Clone)]
@@ -144,6 +146,9 @@ impl Bench {
         tell(&change, endpoints);
         let per = |resources: &[&str]| change.writes(|request| request.is(resources)) / made;
         self.report.add("writes_per_endpoint", "", per(&OF_ENDPOINTS));
+        let before_ready = |request: &Request| request.verb == "POST" && request.is(&BEFORE_READY);
+        self.report
+            .add("writes_before_ready", "", change.writes(before_ready) / made);
         self.report.add("events_per_endpoint", "", per(&["events"]));
         self.report.add(
             "network_writes_per_endpoint",
@@ -272,8 +277,11 @@ impl Bench {
         let change = after.since(&before);
         tell(&change, endpoints);
         let writes = change.writes(|request| request.is(&OF_ENDPOINTS));
-        self.report
-            .add("writes_to_gone", "", writes / float(endpoints as u64));
+        let to_gone = writes / float(endpoints as u64);
+        self.report.add("writes_to_gone", "", to_gone);
+        if let Some(made) = self.report.value("writes_per_endpoint") {
+            self.report.add("writes_per_life", "", made + to_gone);
+        }
         Ok(())
     }
 

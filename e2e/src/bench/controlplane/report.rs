@@ -112,6 +112,11 @@ fn goals(plan: &Plan) -> Vec<Goal> {
         ("operator_rss_most_mib", None, "the most until then"),
         ("writes_per_endpoint", Some(AtMost(3.0)), "writes to Provisioned"),
         (
+            "writes_before_ready",
+            Some(AtMost(1.0)),
+            "of these, what the pod waits for: claim and Endpoint made",
+        ),
+        (
             "events_per_endpoint",
             Some(AtMost(0.0)),
             "events on the happy path",
@@ -125,6 +130,11 @@ fn goals(plan: &Plan) -> Vec<Goal> {
             "writes_to_gone",
             Some(AtMost(4.0)),
             "writes from Provisioned to claim gone",
+        ),
+        (
+            "writes_per_life",
+            Some(AtMost(4.0)),
+            "both: from a pod's binding to its claim gone",
         ),
         (
             "resync_s",
@@ -244,7 +254,7 @@ impl Report {
         self.problems.push(text);
     }
 
-    fn value(&self, metric: &str) -> Option<f64> {
+    pub(super) fn value(&self, metric: &str) -> Option<f64> {
         let number = self.numbers.iter().find(|number| number.metric == metric);
         number.map(|number| number.value)
     }
