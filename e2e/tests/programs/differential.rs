@@ -8,8 +8,9 @@ use anyhow::{Context, Result, ensure};
 use aya::maps::HashMap;
 use thuban_common::{
     counters::Counter,
-    services::{FragmentEntry, FragmentKey},
-    tables::PathMtuEntry,
+    policy::FlowEntry,
+    services::{ALL_FLOWS, ConnectionKey, FragmentEntry, FragmentKey, QUOTA_FLOWS_HELD},
+    tables::{EndpointKey, PathMtuEntry},
 };
 
 use crate::{
@@ -65,6 +66,7 @@ fn compare(world: &mut World, model: &mut Model, role: Role, frame: &[u8]) -> Re
             .with_context(said)?;
         counted.extend(counter);
         forget_fragments(world)?;
+        forget_flows(world)?;
     }
     Ok(counted)
 }
@@ -76,6 +78,27 @@ fn forget_fragments(world: &mut World) -> Result<()> {
     let keys: Vec<FragmentKey> = fragments.keys().collect::<Result<_, _>>()?;
     for key in keys {
         fragments.remove(&key)?;
+    }
+    Ok(())
+}
+
+/// Forgets the flows that policy let in, and who had how many of them: the model knows no answers. The agent of who
+/// answers vouches for them, and such a packet makes no flow.
+fn forget_flows(world: &mut World) -> Result<()> {
+    let map = world.programs.ebpf.map_mut("FLOWS").context("FLOWS")?;
+    let mut flows: HashMap<_, ConnectionKey, FlowEntry> = map.try_into()?;
+    let keys: Vec<ConnectionKey> = flows.keys().collect::<Result<_, _>>()?;
+    for key in &keys {
+        flows.remove(key)?;
+    }
+    for vni in keys.iter().map(|key| key.vni) {
+        // One frame makes one flow.
+        let share = EndpointKey {
+            vni,
+            address: ALL_FLOWS,
+        };
+        world.programs.remove::<_, u32>("SHARES", &share)?;
+        world.programs.set("QUOTAS", QUOTA_FLOWS_HELD, 0_u32)?;
     }
     Ok(())
 }
