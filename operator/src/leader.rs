@@ -5,17 +5,20 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use futures::{Stream, StreamExt};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use k8s_openapi::jiff::Timestamp;
 use kube::api::{ObjectMeta, PostParams};
+use kube::runtime::watcher::{self, watch_object};
 use kube::{Api, Client, ResourceExt};
 use thuban_api::{
     ADDRESS_ANNOTATION, CA_BUNDLE_ANNOTATION, OPERATOR_LEASE, VERSION_ANNOTATION, system_namespace,
 };
 use tokio::sync::watch;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 /// How long a holder may go without a renewal before it has lost the Lease.
 const DURATION: Duration = Duration::from_secs(10);
@@ -24,8 +27,8 @@ const RENEW_EVERY: Duration = Duration::from_secs(2);
 const GIVE_UP_AFTER: Duration = Duration::from_secs(8);
 /// How long the API server may take to answer before it counts as away.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(3);
-/// How often a waiting process looks at the Lease.
-const LOOK_EVERY: Duration = Duration::from_millis(300);
+/// How soon a request that failed is repeated.
+const RETRY: Duration = Duration::from_millis(300);
 /// How long a leader that gave the Lease up keeps its streams, so that the next leader can come.
 const HANDOVER: Duration = Duration::from_secs(2);
 /// The least time between two renewals as they are written, when the clock doesn't give more.
@@ -83,7 +86,8 @@ pub enum End {
 /// Waits until this process leads.
 pub async fn acquire(client: Client, candidate: Candidate) -> Leadership {
     let leases: Api<Lease> = Api::namespaced(client, system_namespace());
-    let mut seen: Option<(Option<String>, Instant)> = None;
+    let mut news = watch_object(leases.clone(), OPERATOR_LEASE).boxed();
+    let mut seen = None;
     loop {
         match attempt(&leases, &candidate, &mut seen).await {
             Ok(Some((lease, vacancy))) => {
@@ -95,17 +99,62 @@ pub async fn acquire(client: Client, candidate: Candidate) -> Leadership {
                     vacancy,
                 };
             }
-            Ok(None) => {}
-            Err(error) => warn!(error = %error, "lease could not be read or taken; trying again"),
+            Ok(None) => {
+                if wait_for_chance(&mut news, &mut seen).await.is_err() {
+                    // The watch may be blind: of an API server that hangs, or of one that was restored.
+                    news = watch_object(leases.clone(), OPERATOR_LEASE).boxed();
+                }
+            }
+            Err(error) => {
+                warn!(error = %error, "lease could not be read or taken; trying again");
+                sleep(RETRY).await;
+            }
         }
-        sleep(LOOK_EVERY).await;
+    }
+}
+
+/// The version of the Lease that was seen last, and when it was seen first.
+type Seen = Option<(Option<String>, Instant)>;
+
+/// Notes that the Lease was seen. Returns how long it has not been renewed.
+fn note(seen: &mut Seen, lease: &Lease) -> Duration {
+    let version = &lease.metadata.resource_version;
+    match seen {
+        Some((known, since)) if known == version => since.elapsed(),
+        _ => {
+            *seen = Some((version.clone(), Instant::now()));
+            Duration::ZERO
+        }
+    }
+}
+
+/// Waits until the Lease may be free: a watch shows that it was given up or is gone, or its holder has not renewed it
+/// for [`DURATION`]. Whoever waits sends no requests meanwhile. A watch that fails proves nothing: the caller looks.
+/// Returns an error if the watch showed nothing for that long.
+async fn wait_for_chance(
+    news: &mut (impl Stream<Item = Result<Option<Lease>, watcher::Error>> + Unpin),
+    seen: &mut Seen,
+) -> Result<(), Elapsed> {
+    loop {
+        let since = seen.as_ref().map_or_else(Instant::now, |(_, since)| *since);
+        match timeout_at(since + DURATION, news.next()).await? {
+            Some(Ok(Some(lease))) if !holder(&lease).is_empty() => {
+                note(seen, &lease);
+            }
+            Some(Err(error)) => {
+                debug!(error = %error, "watch of the lease broke");
+                sleep(RETRY).await;
+                return Ok(());
+            }
+            Some(Ok(_)) | None => return Ok(()),
+        }
     }
 }
 
 async fn attempt(
     leases: &Api<Lease>,
     candidate: &Candidate,
-    seen: &mut Option<(Option<String>, Instant)>,
+    seen: &mut Seen,
 ) -> Result<Option<(Lease, Duration)>, kube::Error> {
     let parameters = PostParams::default();
     let Some(lease) = within_timeout(leases.get_opt(OPERATOR_LEASE)).await? else {
@@ -114,15 +163,10 @@ async fn attempt(
             .await
             .map(|lease| Some((lease, Duration::ZERO)));
     };
-    let version = lease.metadata.resource_version.clone();
-    let is_expired = match seen {
-        Some((known, since)) if *known == version => since.elapsed() >= DURATION,
-        _ => {
-            *seen = Some((version, Instant::now()));
-            false
-        }
-    };
-    if !holder(&lease).is_empty() && !is_expired {
+    let is_expired = note(seen, &lease) >= DURATION;
+    // An answer that was lost may have been to our own taking.
+    let is_free = holder(&lease).is_empty() || holder(&lease) == candidate.identity;
+    if !is_free && !is_expired {
         return Ok(None);
     }
     let vacancy = vacancy(&lease);
@@ -251,7 +295,7 @@ impl Leadership {
                 Ok(_) => return Some(End::Lost),
                 Err(_) => {}
             }
-            sleep(LOOK_EVERY).await;
+            sleep(RETRY).await;
         }
     }
 
@@ -275,7 +319,7 @@ impl Leadership {
         }
         let succeeded = async {
             loop {
-                sleep(LOOK_EVERY / 3).await;
+                sleep(RETRY / 3).await;
                 match self.leases.get_opt(OPERATOR_LEASE).await {
                     Ok(Some(lease)) if holder(&lease).is_empty() => {}
                     _ => return,
@@ -311,16 +355,22 @@ fn is_deaf() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::sync::{Arc, Mutex};
     use std::time::Duration;
 
-    use http::{Request, Response};
+    use http::{Method, Request, Response};
     use kube::client::Body;
     use kube::{Api, Client, ResourceExt};
+    use serde_json::json;
     use thuban_api::{CA_BUNDLE_ANNOTATION, VERSION_ANNOTATION};
     use tokio::sync::watch;
     use tokio::time::Instant;
 
-    use super::{Candidate, DURATION, End, Leadership, Lease, Timestamp, epoch, is_older, renewal, taken};
+    use super::{
+        Candidate, DURATION, End, Leadership, Lease, Timestamp, acquire, epoch, holder, is_older, renewal,
+        taken,
+    };
 
     fn candidate() -> Candidate {
         Candidate {
@@ -336,6 +386,77 @@ mod tests {
         assert_eq!(epoch(&first), 1);
         assert_eq!(first.annotations()[VERSION_ANNOTATION], env!("CARGO_PKG_VERSION"));
         assert_eq!(epoch(&taken(first, &candidate())), 2);
+    }
+
+    /// Returns the Lease of another process.
+    fn others(version: u32, holder: &str) -> Lease {
+        let mut lease = taken(Lease::default(), &candidate());
+        lease.metadata.resource_version = Some(version.to_string());
+        if let Some(spec) = &mut lease.spec {
+            spec.holder_identity = Some(holder.into());
+        }
+        lease
+    }
+
+    /// Has a process wait for the Lease. A watch shows it `shown` after the first look, and then nothing; whoever looks
+    /// then sees the last of these. Returns the time until it leads, and the requests by their kind.
+    async fn waited(shown: &[Lease]) -> (Duration, HashMap<&'static str, usize>) {
+        let lines = shown
+            .iter()
+            .map(|lease| json!({"type": "MODIFIED", "object": lease}).to_string() + "\n");
+        let (lines, last) = (lines.collect::<String>(), shown.last().cloned().unwrap());
+        let asked = Arc::new(Mutex::new(HashMap::<&str, usize>::new()));
+        let counts = asked.clone();
+        let serve = move |request: Request<Body>| {
+            let query = request.uri().query().unwrap_or_default();
+            let kind = match *request.method() {
+                Method::PUT => "put",
+                _ if query.contains("watch=") => "watch",
+                _ if query.contains("fieldSelector=") => "list",
+                _ => "get",
+            };
+            let number = {
+                let mut counts = counts.lock().unwrap();
+                let number = counts.entry(kind).or_default();
+                *number += 1;
+                *number
+            };
+            let (lines, last) = (lines.clone(), last.clone());
+            async move {
+                let first = others(1, "b");
+                let body = match (kind, number) {
+                    ("put", _) => request.into_body().collect_bytes().await.unwrap().to_vec(),
+                    ("watch", 1) => lines.into_bytes(),
+                    ("watch", _) => std::future::pending().await,
+                    ("list", _) => json!({"metadata": {"resourceVersion": "1"}, "items": [first]})
+                        .to_string()
+                        .into_bytes(),
+                    ("get", 1) => serde_json::to_vec(&first).unwrap(),
+                    _ => serde_json::to_vec(&last).unwrap(),
+                };
+                Ok::<_, kube::Error>(Response::new(Body::from(body)))
+            }
+        };
+        let since = Instant::now();
+        let leadership = acquire(Client::new(tower::service_fn(serve), "default"), candidate()).await;
+        assert_eq!(holder(&leadership.lease), "a");
+        let asked = asked.lock().unwrap().clone();
+        (since.elapsed(), asked)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lease_that_is_given_up_is_taken_at_once() {
+        let (time, asked) = waited(&[others(2, "b"), others(3, "")]).await;
+        assert_eq!(time, Duration::ZERO);
+        assert_eq!(asked["get"], 2, "{asked:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_leader_is_replaced_and_read_once_more() {
+        let renewals: Vec<Lease> = (2..40).map(|version| others(version, "b")).collect();
+        let (time, asked) = waited(&renewals).await;
+        assert!(time >= DURATION && time < DURATION * 2, "{time:?}");
+        assert_eq!(asked["get"], 2, "{asked:?}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -73,7 +73,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "configmaps []: create",
         "configmaps [thuban-operator-ca]: patch",
         "leases.coordination.k8s.io []: create",
-        "leases.coordination.k8s.io [thuban-operator]: get update",
+        "leases.coordination.k8s.io [thuban-operator]: get list update watch",
         "secrets []: create",
         "secrets [thuban-operator-ca]: get update",
     ]);
