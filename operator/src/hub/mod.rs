@@ -81,6 +81,8 @@ struct State {
     senders: HashMap<String, UnboundedSender<Outgoing>>,
     /// The objects are being listed: no rows are made yet.
     is_filling: bool,
+    /// When all objects had been listed, milliseconds since the start: from then on droplets can open streams.
+    filled: u64,
     /// Streams by droplet, while programs are held back.
     held: Option<BTreeMap<String, Opened>>,
     /// The programs that were held back are being sent: new streams get theirs at once.
@@ -187,6 +189,7 @@ impl Hub {
             acks: Acks::new(0),
             senders: HashMap::new(),
             is_filling: false,
+            filled: 0,
             held: None,
             is_serving: false,
             dialling: Duration::ZERO,
@@ -227,6 +230,11 @@ impl Hub {
 
     fn now(&self) -> u64 {
         self.started.elapsed().as_millis() as u64
+    }
+
+    /// Returns for how long droplets could open streams, milliseconds.
+    fn open_for(&self, state: &State) -> u64 {
+        self.now().saturating_sub(state.filled)
     }
 
     fn lock(&self) -> Held<'_> {
@@ -477,7 +485,7 @@ impl Hub {
     pub fn is_whole(&self) -> bool {
         let state = self.lock();
         let mut droplets = state.world.droplets().map(|(name, _)| name);
-        self.now() >= ADOPTION_TIMEOUT || droplets.all(|name| state.has_dialled(name))
+        self.open_for(&state) >= ADOPTION_TIMEOUT || droplets.all(|name| state.has_dialled(name))
     }
 
     pub fn health(&self, droplet: &str) -> Health {

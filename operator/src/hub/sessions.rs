@@ -12,8 +12,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use super::attachments::Report;
 use super::{ADOPTION_TIMEOUT, Hub, Opened, Outgoing, PackedProgram, State, subscribe};
 
-/// How long a new leader waits for streams before it sends programs: droplets dial less often the longer no leader
-/// answers (up to 7.5 s apart).
+/// How long a new leader waits for streams before it sends programs, from when it knows all objects: droplets dial less
+/// often the longer no leader answers (up to 7.5 s apart).
 const DIAL_TIMEOUTS: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(9)];
 /// How long a new leader waits for Endpoints of attachments, milliseconds: without them rows would be missing in the
 /// programs.
@@ -112,6 +112,7 @@ impl Hub {
     pub fn end_filling(&self) {
         let state = &mut *self.lock();
         state.is_filling = false;
+        state.filled = self.now();
         self.send(state);
     }
 
@@ -128,9 +129,9 @@ impl Hub {
     /// or that took too long.
     pub fn is_adopted(&self, is_expected: impl Fn(&str) -> bool, is_bound: impl Fn(&Report) -> bool) -> bool {
         let state = &*self.lock();
-        let now = self.now();
+        let open_for = self.open_for(state);
         let mut expected = state.world.droplets().filter(|(name, _)| is_expected(name));
-        let is_patient = self.started.elapsed() < state.dialling;
+        let is_patient = Duration::from_millis(open_for) < state.dialling;
         if is_patient && !expected.all(|(name, _)| state.has_dialled(name)) {
             return false;
         }
@@ -139,7 +140,7 @@ impl Hub {
                 && state.world.holder(vni, address).is_none()
                 && state.attachments.at(vni, address).any(|report| is_bound(&report))
         };
-        now >= MENDING_TIMEOUT || !state.attachments.live().any(is_orphan)
+        open_for >= MENDING_TIMEOUT || !state.attachments.live().any(is_orphan)
     }
 
     /// Sends the next of the programs that were held back. Returns whether there are more: between two calls, others

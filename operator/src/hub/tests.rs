@@ -414,6 +414,21 @@ async fn programs_wait_until_every_attachment_has_its_endpoint() {
     assert!(hub.is_connected("b") && !hub.is_connected("c"));
 }
 
+#[tokio::test(start_paused = true)]
+async fn the_time_to_dial_begins_when_all_objects_are_listed() {
+    let (hub, _woken) = hub();
+    hub.begin_filling();
+    hub.hold_back(Duration::from_secs(10));
+    tokio::time::advance(Duration::from_secs(40)).await;
+    hub.end_filling();
+    let is_adopted = || hub.is_adopted(|_| true, |_| true);
+    assert!(!is_adopted() && !hub.is_whole(), "nobody could dial yet");
+    tokio::time::advance(Duration::from_secs(3)).await;
+    assert!(is_adopted() && !hub.is_whole(), "who was to dial has not");
+    tokio::time::advance(Duration::from_secs(7)).await;
+    assert!(hub.is_whole());
+}
+
 /// Returns all kinds but one.
 fn without(kind: Kind) -> Kinds {
     Kind::ALL.iter().copied().filter(|known| *known != kind).collect()

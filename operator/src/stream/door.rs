@@ -1,8 +1,9 @@
 //! Admits connections to the stream server, and limits how many there are at a time.
 //!
 //! Invariant: connections without proof of identity have a limit, in total and for each place that they come from, and
-//! a time. The newest connection is admitted in place of the oldest from the same place: a caller that dials and proves
-//! itself at once is not kept out by callers that dial and keep silent.
+//! a time. At a place's limit the newest connection is admitted in place of the oldest: a caller that dials and proves
+//! itself at once is not kept out by callers of its place that dial and keep silent. At the limit of all, any
+//! connection of the fullest place goes.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::future::Future;
@@ -16,6 +17,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use ipnet::IpNet;
+use thuban_client::jitter;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
@@ -50,8 +52,9 @@ impl Default for Limits {
     fn default() -> Self {
         Self {
             of_place: 16,
-            total: 2048,
-            patience: Duration::from_secs(20),
+            // All droplets of a large cluster dial a new leader at once, and wait until their tokens are reviewed.
+            total: 8192,
+            patience: Duration::from_mins(1),
             reviews: 32,
         }
     }
@@ -120,22 +123,26 @@ impl State {
         self.wait(id, place);
     }
 
-    /// Ends the oldest connection of a place that has its share, or of the place with the most connections.
+    /// Ends the oldest connection of a place that has its share, or any of the place with the most connections. There
+    /// the oldest may be the next whose token is reviewed: if each new one ended it, nobody would come to that.
     fn make_room(&mut self, place: Place, limits: &Limits, has_share: bool) -> bool {
         let of_place = self.waiting.get(&place).map_or(0, |waiting| waiting.ids.len());
-        let from = if has_share && of_place >= limits.of_place {
-            Some(place)
+        let ended = if has_share && of_place >= limits.of_place {
+            let own = self.waiting.get(&place);
+            own.and_then(|waiting| waiting.ids.first().copied())
         } else if self.waiting_count >= limits.total {
-            let most = self.waiting.iter().max_by_key(|(_, waiting)| waiting.ids.len());
-            most.map(|(place, _)| *place)
+            let most = self.waiting.values().max_by_key(|waiting| waiting.ids.len());
+            most.and_then(|waiting| {
+                let drawn = jitter::below(waiting.ids.len());
+                waiting.ids.iter().nth(drawn).copied()
+            })
         } else {
             None
         };
-        let oldest = from.and_then(|from| self.waiting.get(&from)?.ids.first().copied());
-        if let Some(oldest) = oldest {
-            self.end(oldest);
+        if let Some(ended) = ended {
+            self.end(ended);
         }
-        oldest.is_some()
+        ended.is_some()
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use kube::Client;
 use thiserror::Error;
@@ -38,6 +38,8 @@ const TRANSITD: Account = Account {
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a peer may be silent before it is asked, and how long it then has to answer.
 const KEEPALIVE: Duration = Duration::from_secs(4);
+/// The most bytes of a caller that wait to be read.
+const WINDOW: u32 = 65_535;
 /// How often the server checks whether a stream's droplet acks.
 const LOOK: Duration = Duration::from_secs(5);
 /// How long a droplet may take to make room for a program.
@@ -92,6 +94,9 @@ pub(super) async fn serve_at(
 ) -> Result<(), ServeError> {
     let connections = secured(service.door.clone().incoming(listener), certificate)?;
     Server::builder()
+        // What a caller sends is kept unread until it has proven itself.
+        .initial_connection_window_size(WINDOW)
+        .initial_stream_window_size(WINDOW)
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         // A droplet has one stream.
@@ -103,9 +108,10 @@ pub(super) async fn serve_at(
 }
 
 impl TransitService {
-    /// Opens a droplet's stream.
+    /// Opens a droplet's stream. A droplet that has proven itself gets its answer at once, and its messages as soon as
+    /// the rows are known: it would dial again otherwise, and prove itself again.
     pub(super) async fn connect(
-        &self,
+        self: Arc<Self>,
         request: Request<Streaming<DropletMessage>>,
     ) -> Result<Response<Messages>, Status> {
         let caller = request
@@ -121,6 +127,30 @@ impl TransitService {
         let hello = hello(&mut incoming).await?;
         check(&hello, &identity).inspect_err(|_| metrics::Stream::ends("hello"))?;
         let serving = caller.serves(&identity.node);
+        let proven = Instant::now();
+        let (outgoing, receiver) = mpsc::channel(64);
+        tokio::spawn(async move {
+            let opened = tokio::select! {
+                opened = self.open(hello, identity, serving) => opened,
+                () = outgoing.closed() => return,
+            };
+            match opened {
+                Ok((stream, programs)) => stream.run(proven, incoming, programs, outgoing).await,
+                Err(status) => {
+                    let _ = outgoing.try_send(Err(status));
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+    }
+
+    /// Opens the stream of a droplet that has proven itself, once the rows are known.
+    async fn open(
+        &self,
+        hello: Hello,
+        identity: Identity,
+        serving: Serving,
+    ) -> Result<(DropletStream, mpsc::UnboundedReceiver<Outgoing>), Status> {
         let hub = self.hub().await?;
         if hello.highest_epoch > hub.epoch() {
             // The leap must not be larger than a Lease can carry on from.
@@ -157,15 +187,13 @@ impl TransitService {
             subscriptions = subscriptions.len(),
             "stream opened"
         );
-        let (outgoing, receiver) = mpsc::channel(64);
         let stream = DropletStream {
             hub,
             identity,
             id,
             _serving: serving,
         };
-        tokio::spawn(stream.run(incoming, programs, outgoing));
-        Ok(Response::new(Box::pin(ReceiverStream::new(receiver))))
+        Ok((stream, programs))
     }
 
     /// Notes the epoch that a droplet has seen. Returns the epoch that more than a third of the droplets have seen, if
@@ -280,13 +308,15 @@ struct DropletStream {
 }
 
 impl DropletStream {
+    /// `proven`: when the token was reviewed.
     async fn run(
         self,
+        proven: Instant,
         mut incoming: Streaming<DropletMessage>,
         mut programs: mpsc::UnboundedReceiver<Outgoing>,
         outgoing: mpsc::Sender<Result<Outgoing, Status>>,
     ) {
-        let expiry = tokio::time::sleep(self.identity.valid_for);
+        let expiry = tokio::time::sleep(self.identity.valid_for.saturating_sub(proven.elapsed()));
         tokio::pin!(expiry);
         let mut look = tokio::time::interval(LOOK);
         let mut counted = metrics::Stream::default();

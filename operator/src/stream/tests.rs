@@ -98,7 +98,7 @@ struct Operator {
     certificate: Arc<ServerCertificate>,
     door: Arc<Door>,
     reviews: Arc<Reviews>,
-    _hub: watch::Sender<Option<Arc<Hub>>>,
+    hub: watch::Sender<Option<Arc<Hub>>>,
     _outranked: mpsc::Receiver<u64>,
 }
 
@@ -135,7 +135,7 @@ impl Operator {
             certificate,
             door,
             reviews,
-            _hub: started,
+            hub: started,
             _outranked: higher,
         }
     }
@@ -295,6 +295,26 @@ async fn who_proves_nothing_is_ended_and_a_droplet_is_not() {
     operator
         .until("the droplet alone is left", |counts| counts == (1, 0))
         .await;
+}
+
+#[tokio::test]
+async fn a_proven_droplet_is_answered_before_rows_are_known() {
+    let operator = Operator::start(None, &[], patient(500)).await;
+    let right = token("node-a", "transitd", "right");
+    let dialled = timeout(WAIT_TIMEOUT, operator.dial("node-a", &right)).await;
+    let (mut stream, _sender) = dialled.expect("no answer").unwrap();
+    let read = timeout(Duration::from_secs(2), stream.message()).await;
+    assert!(read.is_err(), "it waits, and is not late: {read:?}");
+    let left = operator
+        .dial("node-b", &token("node-b", "transitd", "right"))
+        .await;
+    drop(left.unwrap());
+    operator
+        .until("who went away is not held", |counts| counts == (1, 0))
+        .await;
+    operator.hub.send_replace(Some(Arc::new(hub())));
+    let program = timeout(WAIT_TIMEOUT, stream.message()).await.expect("no program");
+    assert!(program.unwrap().is_some());
 }
 
 #[tokio::test]

@@ -78,7 +78,7 @@ async fn is_gone(node: &Node, attachment: &Attachment) -> bool {
     let no_endpoint = {
         let state = node.state();
         // Without a stream the rows may be old; without a snapshot there are none.
-        state.synced && state.outbox.is_some() && state.program.local_of_pod(&attachment.pod_uid).is_none()
+        state.synced && state.stream.is_some() && state.program.local_of_pod(&attachment.pod_uid).is_none()
     };
     let link = find_link(&node.netlink, &attachment.host_interface).await;
     no_endpoint || matches!(link, Ok(None))

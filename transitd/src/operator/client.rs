@@ -21,10 +21,11 @@ use crate::metrics;
 pub const LEASE: &str = "thuban-operator";
 /// The most bytes of a message: a snapshot is one message, including the rows of large services.
 const MAX_PROGRAM_BYTES: usize = 256 << 20;
-const MIN_RETRY: Duration = Duration::from_millis(200);
+const MIN_RETRY: Duration = Duration::from_millis(400);
 const MAX_RETRY: Duration = Duration::from_secs(5);
-/// The pause is the time without a stream divided by this.
-const RETRY_JITTER_PART: u32 = 8;
+/// The pause is the time without a stream divided by this. A new leader waits that long for droplets. Each attempt
+/// reads the Lease: while a killed leader's Lease runs out, a droplet reads it some eighteen times.
+const RETRY_PART: u32 = 8;
 /// How long a stream must live to count as one.
 const LASTING: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(3);
@@ -44,7 +45,7 @@ pub async fn run(peer: Arc<impl Peer>, locator: Locator, mut epoch: Epoch) {
         tls_name: OPERATOR_TLS_NAME,
         keepalive: KEEPALIVE,
     };
-    let mut pauses = Pauses::new(MIN_RETRY..=MAX_RETRY, RETRY_JITTER_PART);
+    let mut pauses = Pauses::new(MIN_RETRY..=MAX_RETRY, RETRY_PART);
     loop {
         let started = Instant::now();
         metrics::dials();

@@ -37,8 +37,9 @@ pub enum SessionError {
     Interrupted,
 }
 
-/// How long opening the stream may take: the operator has the token reviewed meanwhile.
-const OPEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// How long opening the stream may take: the operator has the token reviewed meanwhile, after those of all who came
+/// before.
+const OPEN_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// The time between looks whether old rules still lead anybody anywhere.
 const OLD_RULES_LOOK: Duration = Duration::from_secs(1);

@@ -233,7 +233,7 @@ impl State {
             }
             Some(endpoint) if endpoint.ready => Readiness::Ready(endpoint.clone()),
             Some(_) => Readiness::NotYet("the endpoint's bouncers have not acknowledged it yet"),
-            None if self.outbox.is_none() => Readiness::NotYet("this droplet has no stream to the operator"),
+            None if self.stream.is_none() => Readiness::NotYet("this droplet has no stream to the operator"),
             None => {
                 Readiness::NotYet("the operator has not sent an endpoint for this pod; see the pod's events")
             }

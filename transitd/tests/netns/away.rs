@@ -10,7 +10,7 @@ use crate::flow::{Flow, datagrams, port};
 use crate::rig::{Rig, base_rows, eventually, local, mapped};
 
 /// Length of the outage; `THUBAN_SOAK_AWAY` sets another one.
-const SECONDS: u64 = 4;
+const SECONDS: u64 = 10;
 
 fn rig() -> Rig {
     let mut rows = base_rows();

@@ -71,7 +71,7 @@ fn ended_stream_is_redialled_at_once_and_silent_one_soon() {
     rig.operator.forget_received();
     // The operator's node is dead: nothing answers, nothing is closed.
     rig.on_node("ip link set lo down");
-    std::thread::sleep(Duration::from_secs(8));
+    std::thread::sleep(Duration::from_secs(11));
     rig.on_node("ip link set lo up");
     assert!(again(&rig, "reachable again") < Duration::from_secs(4));
     rig.kill();
