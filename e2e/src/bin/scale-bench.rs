@@ -58,8 +58,25 @@ struct Arguments {
     install: PathBuf,
 }
 
-#[tokio::main]
-async fn main() -> ExitCode {
+/// Threads on which all hollow droplets apply their rows. More would take the CPU from their streams: a real droplet
+/// has its node for itself.
+const APPLYING: usize = 4;
+
+fn main() -> ExitCode {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .max_blocking_threads(APPLYING)
+        .build();
+    match runtime {
+        Ok(runtime) => runtime.block_on(bench()),
+        Err(error) => {
+            eprintln!("error: starting tokio: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn bench() -> ExitCode {
     let given = Arguments::parse();
     let mut plan = Plan {
         ladder: given.ladder,

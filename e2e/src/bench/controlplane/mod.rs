@@ -10,6 +10,7 @@ mod copies;
 mod fleet;
 mod hollow;
 mod load;
+mod lock;
 mod metrics;
 mod plane;
 mod plot;
@@ -216,6 +217,7 @@ impl Bench {
         self.report.add("operator_rss_mib", "MiB", usage.rss_mib);
         self.report
             .add("operator_rss_most_mib", "MiB", usage.most_rss_mib);
+        self.lock_held("lock_held_p99_ms")?;
         self.policies().await?;
         self.vpc_rounds().await?;
         self.resync().await?;

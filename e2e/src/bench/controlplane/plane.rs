@@ -4,9 +4,10 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::{
     authentication::v1::{BoundObjectReference, TokenRequest, TokenRequestSpec},
     core::v1::ServiceAccount,
@@ -37,6 +38,10 @@ pub struct Parts {
 /// Underlay of the nodes, which exist as objects only.
 pub const UNDERLAY: &str = "100.64.0.0/16";
 const PORT: u16 = 16282;
+/// The port of the operator's metrics, its default.
+const METRICS_PORT: u16 = 6083;
+/// Who reads them.
+const READER: &str = "bench-metrics";
 
 pub struct Plane {
     server: ApiServer,
@@ -45,6 +50,7 @@ pub struct Plane {
     /// A client with the rights of transitd: reads the operator's Lease and Droplets.
     pub transitd: Client,
     pub launch: Launch,
+    metrics_token: String,
 }
 
 impl Plane {
@@ -53,6 +59,8 @@ impl Plane {
         let instance = server.instance();
         apply(&server.cluster()?, &parts.install)?;
         let admin = client(&instance.kubeconfig()).await?;
+        server.cluster()?.kubectl_apply(&reader().to_string())?;
+        let metrics_token = token(&admin, READER, None).await?;
         let log = instance.logs().join("operator.log");
         let operator = kubeconfig_for(&admin, instance, "thuban-operator").await?;
         let transitd = kubeconfig_for(&admin, instance, "transitd").await?;
@@ -70,7 +78,31 @@ impl Plane {
             admin,
             transitd,
             launch,
+            metrics_token,
         })
+    }
+
+    /// Returns the operator's page of metrics. The process at the port is the bench's own, so that nothing verifies it.
+    pub fn metrics(&self) -> Result<String> {
+        let output = Command::new("curl")
+            .args([
+                "--silent",
+                "--show-error",
+                "--fail",
+                "--insecure",
+                "--max-time",
+                "10",
+            ])
+            .args([
+                "--header",
+                &format!("Authorization: Bearer {}", self.metrics_token),
+            ])
+            .arg(format!("https://{}:{METRICS_PORT}/metrics", self.launch.address))
+            .output()
+            .context("starting curl")?;
+        let told = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the operator's metrics: {}", told.trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
 
     /// Returns the processes of etcd or the API server.
@@ -99,6 +131,20 @@ impl Plane {
     pub fn save_log(&self, folder: &Path) {
         let _ = fs::copy(&self.launch.log, folder.join("scale-operator.log"));
     }
+}
+
+/// Returns an account that may read metrics.
+fn reader() -> serde_json::Value {
+    serde_json::json!({"apiVersion": "v1", "kind": "List", "items": [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": READER, "namespace": SYSTEM_NAMESPACE}},
+        {
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": READER},
+            "roleRef": {
+                "apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "thuban-metrics-reader",
+            },
+            "subjects": [{"kind": "ServiceAccount", "name": READER, "namespace": SYSTEM_NAMESPACE}],
+        },
+    ]})
 }
 
 /// Applies the manifests, whose names begin with their order. Without controllers the workloads among them start

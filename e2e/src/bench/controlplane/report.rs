@@ -70,6 +70,67 @@ fn goals(plan: &Plan) -> Vec<Goal> {
             None,
             "rows of VPCs and networks that droplets enter",
         ),
+        ("writes_per_endpoint", Some(AtMost(3.0)), "writes to Provisioned"),
+        (
+            "writes_before_ready",
+            Some(AtMost(1.0)),
+            "of these, what the pod waits for: claim and Endpoint made",
+        ),
+        (
+            "events_per_endpoint",
+            Some(AtMost(0.0)),
+            "events on the happy path",
+        ),
+        (
+            "network_writes_per_endpoint",
+            None,
+            "numbers of networks, at most one a second",
+        ),
+        (
+            "writes_to_gone",
+            Some(AtMost(4.0)),
+            "writes from Provisioned to claim gone",
+        ),
+        (
+            "writes_per_life",
+            Some(AtMost(4.0)),
+            "both: from a pod's binding to its claim gone",
+        ),
+        (
+            "resync_s",
+            Some(AtMost(20.0)),
+            "operator killed: start to last snapshot",
+        ),
+        ("resync_leadership_s", None, "of that: until it leads"),
+        (
+            "resync_from_leadership_s",
+            Some(resync(plan)),
+            "of that: from then on",
+        ),
+        (
+            "resync_rss_most_mib",
+            None,
+            "most memory of the operator meanwhile",
+        ),
+        (
+            "lock_held_p99_ms",
+            Some(AtMost(5.0)),
+            "the rows of all droplets locked at a time, 99 of 100",
+        ),
+        (
+            "resync_lock_held_p99_ms",
+            Some(AtMost(5.0)),
+            "the same in the resync",
+        ),
+        ("load_rate", None, "endpoints a second in bulk"),
+        ("drain_rate", None, "endpoints a second removed in bulk"),
+    ]
+}
+
+/// Returns the goals of the churn.
+fn churn_goals(plan: &Plan) -> Vec<Goal> {
+    use Bound::AtMost;
+    vec![
         (
             "provisioned_p50_ms",
             None,
@@ -106,51 +167,22 @@ fn goals(plan: &Plan) -> Vec<Goal> {
         ),
         (
             "operator_rss_mib",
-            Some(AtMost(300.0)),
+            Some(memory(plan)),
             "memory of the operator after the churn",
         ),
         ("operator_rss_most_mib", None, "the most until then"),
-        ("writes_per_endpoint", Some(AtMost(3.0)), "writes to Provisioned"),
-        (
-            "writes_before_ready",
-            Some(AtMost(1.0)),
-            "of these, what the pod waits for: claim and Endpoint made",
-        ),
-        (
-            "events_per_endpoint",
-            Some(AtMost(0.0)),
-            "events on the happy path",
-        ),
-        (
-            "network_writes_per_endpoint",
-            None,
-            "numbers of networks, at most one a second",
-        ),
-        (
-            "writes_to_gone",
-            Some(AtMost(4.0)),
-            "writes from Provisioned to claim gone",
-        ),
-        (
-            "writes_per_life",
-            Some(AtMost(4.0)),
-            "both: from a pod's binding to its claim gone",
-        ),
-        (
-            "resync_s",
-            Some(AtMost(20.0)),
-            "operator killed: start to last snapshot",
-        ),
-        ("resync_leadership_s", None, "of that: until it leads"),
-        ("resync_from_leadership_s", None, "of that: from then on"),
-        (
-            "resync_rss_most_mib",
-            None,
-            "most memory of the operator meanwhile",
-        ),
-        ("load_rate", None, "endpoints a second in bulk"),
-        ("drain_rate", None, "endpoints a second removed in bulk"),
     ]
+}
+
+/// The most memory, of which a large cluster may use more.
+fn memory(plan: &Plan) -> Bound {
+    let is_large = plan.endpoints > 20_000;
+    Bound::AtMost(if is_large { 1024.0 } else { 220.0 })
+}
+
+/// The longest resync.
+fn resync(plan: &Plan) -> Bound {
+    Bound::AtMost(if plan.droplets > 1000 { 60.0 } else { 3.0 })
 }
 
 /// Returns the goals of VPCs that are made at once.
@@ -161,7 +193,11 @@ fn vpc_goals() -> Vec<Goal> {
         ("vpcs_50_ms", None, "50 VPCs made at once"),
         ("vpcs_50_over_1", Some(AtMost(2.0)), "their ratio"),
         ("vpcs_50_writes", None, "writes of these 50, events aside"),
-        ("writes_per_vpc", None, "of each, its user's own among them"),
+        (
+            "writes_per_vpc",
+            Some(AtMost(5.0)),
+            "of each, its user's own among them",
+        ),
         (
             "api_alone_ms",
             None,
@@ -261,8 +297,8 @@ impl Report {
 
     fn tables(&self, plan: &Plan) -> String {
         let mut table = Table::new(["metric", "", "what it is", "goal"]).right(1..2);
-        let goals = goals(plan).into_iter().chain(rest_goals()).chain(vpc_goals());
-        for (metric, bound, meaning) in goals.chain(policy_goals(plan)) {
+        let goals = [goals(plan), churn_goals(plan), vpc_goals(), policy_goals(plan)];
+        for (metric, bound, meaning) in goals.into_iter().flatten().chain(rest_goals()) {
             let Some(value) = self.value(metric) else { continue };
             let goal = bound.map(|bound| judge(value, bound)).unwrap_or_default();
             table.row([metric, &number(value), meaning, &goal]);

@@ -9,7 +9,7 @@ use super::{Bench, metrics};
 /// What went before may go on: events, and what the operator holds back of statuses. A window with at most so many
 /// requests a second is quiet.
 const WINDOW: Duration = Duration::from_secs(15);
-const QUIET: f64 = 2.0;
+const QUIET: f64 = 1.0;
 /// How long that is waited for.
 const SETTLE: Duration = Duration::from_mins(5);
 const REST: Duration = Duration::from_mins(1);

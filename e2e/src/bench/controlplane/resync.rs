@@ -61,6 +61,7 @@ impl Bench {
         let last = again().map(|synced| synced.at).max().unwrap_or(leads);
         let counts = self.book.tally.since(&rows);
         let usage = self.operator.usage()?;
+        self.lock_held("resync_lock_held_p99_ms")?;
         let report = &mut self.report;
         report.add("resync_s", "s", last.duration_since(started).as_secs_f64());
         report.add(
