@@ -11,3 +11,4 @@ mod policy_without_stream;
 mod role_moves;
 mod runtime;
 mod stolen_stream;
+mod told;
