@@ -23,6 +23,10 @@ use crate::model::rows::Key;
 use crate::model::world::RoleKind;
 use crate::traces;
 
+/// How long an Endpoint waits without a word. If a burst makes many wait for seconds, a write for each would make them
+/// wait longer.
+const UNTOLD: Duration = Duration::from_secs(5);
+
 /// Waits for the acks of steps 4 and 5, then sets Provisioned and tells the droplet (steps 6 and 8).
 pub async fn provision(
     endpoint: &Endpoint,
@@ -136,12 +140,9 @@ async fn wait(
     (reason, message): (&str, &str),
     context: &Context,
 ) -> Result<Action, ReconcileError> {
-    if context
-        .clocks
-        .known_for(Timed::EndpointWait, &endpoint.uid().unwrap_or_default())
-        < Duration::from_secs(5)
-    {
-        return Ok(Action::requeue(ACK_RETRY));
+    let uid = endpoint.uid().unwrap_or_default();
+    if let Some(left) = context.clocks.remaining(Timed::EndpointWait, &uid, UNTOLD) {
+        return Ok(Action::requeue(left.min(ACK_RETRY)));
     }
     let told = condition("Ready", false, reason, message, None);
     say(endpoint, endpoints, status, told, false, context).await?;
