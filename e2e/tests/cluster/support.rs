@@ -124,6 +124,10 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> Option<&'a Value> {
         .find(|condition| condition["type"] == kind)
 }
 
+pub fn is_ready(object: &Value) -> bool {
+    condition(object, "Ready").is_some_and(|ready| ready["status"] == "True")
+}
+
 /// Waits until a cluster object (`vpc/red`) is Provisioned.
 pub fn wait_provisioned(cluster: &Cluster, object: &str) -> Result<()> {
     cluster.wait_for(&format!("{object} Provisioned"), Duration::from_mins(1), || {
@@ -152,10 +156,7 @@ pub fn running(cluster: &Cluster, namespace: &str, name: &str) -> Result<Pod> {
         .wait_for(
             &format!("pod {namespace}/{name} Ready"),
             Duration::from_mins(2),
-            || {
-                let pod = get(cluster, &["pod", "-n", namespace, name])?;
-                Ok(condition(&pod, "Ready").is_some_and(|condition| condition["status"] == "True"))
-            },
+            || Ok(is_ready(&get(cluster, &["pod", "-n", namespace, name])?)),
         )
         .map_err(|error| anyhow!("{error:#}; {}", events_of(cluster, namespace, name)))?;
     let pod = get(cluster, &["pod", "-n", namespace, name])?;

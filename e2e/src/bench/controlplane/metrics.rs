@@ -136,18 +136,21 @@ impl Metrics {
     /// Returns the milliseconds within which the API server answered that part of the writes; the value is the bound of
     /// a bucket.
     pub fn quantile_ms(&self, part: f64) -> Option<f64> {
-        let mut bounds: Vec<(f64, f64)> = self
-            .buckets
-            .iter()
-            .filter_map(|(le, count)| Some((le.replace("+Inf", "inf").parse().ok()?, *count)))
-            .collect();
-        bounds.sort_by(|one, other| one.0.total_cmp(&other.0));
-        let wanted = bounds.last()?.1 * part;
-        let found = bounds
-            .iter()
-            .find(|(_, count)| *count >= wanted && wanted > 0.0)?;
-        Some(found.0 * 1000.0)
+        quantile_ms(self.buckets.iter().map(|(le, count)| (le.as_str(), *count)), part)
     }
+}
+
+/// Returns the milliseconds within which that part of all is, from the buckets of a histogram in seconds: each has its
+/// bound as text, and how many are at most that long. The value is the bound of a bucket.
+pub fn quantile_ms<'a>(buckets: impl Iterator<Item = (&'a str, f64)>, part: f64) -> Option<f64> {
+    let read = |(le, count): (&str, f64)| Some((le.replace("+Inf", "inf").parse().ok()?, count));
+    let mut bounds: Vec<(f64, f64)> = buckets.filter_map(read).collect();
+    bounds.sort_by(|one, other| one.0.total_cmp(&other.0));
+    let wanted = bounds.last()?.1 * part;
+    let found = bounds
+        .iter()
+        .find(|(_, count)| *count >= wanted && wanted > 0.0)?;
+    Some(found.0 * 1000.0)
 }
 
 impl Request {

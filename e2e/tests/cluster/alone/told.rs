@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use thuban_cluster::Cluster;
 
 use crate::audit::wait_sound;
-use crate::support::{Hanging, apply, condition, delete, get, netexec_manifest, running};
+use crate::support::{Hanging, apply, condition, delete, get, is_ready, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::tenants;
 
@@ -21,10 +21,6 @@ const TOLD: Duration = Duration::from_secs(20);
 fn items(cluster: &Cluster, kind: &str, namespace: &str) -> Result<Vec<Value>> {
     let list = get(cluster, &[kind, "-n", namespace])?;
     Ok(list["items"].as_array().context("a list")?.clone())
-}
-
-fn is_ready(object: &Value) -> bool {
-    condition(object, "Ready").is_some_and(|ready| ready["status"] == "True")
 }
 
 /// Returns the Endpoints by the names of their pods.

@@ -10,7 +10,7 @@ use thuban_cluster::{COMPONENTS, Cluster};
 
 use crate::audit::wait_sound;
 use crate::flows::none_lost_while;
-use crate::support::{Hanging, Pod, apply, condition, get, netexec_manifest, running};
+use crate::support::{Hanging, Pod, apply, get, is_ready, netexec_manifest, running};
 use crate::tenant::Tenant;
 use crate::tenants::{ring, tenants};
 
@@ -28,10 +28,7 @@ fn hanging_operators(cluster: &Cluster) -> Result<Vec<Hanging<'_>>> {
     cluster.wait_for("operators that all run", Duration::from_mins(1), || {
         let pods = get(cluster, &["pods", "-n", "thuban-system", "-l", selector])?;
         let pods = pods["items"].as_array().context("a list")?;
-        let runs = |pod: &Value| {
-            let is_ready = condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True");
-            is_ready && pod["metadata"]["deletionTimestamp"].is_null()
-        };
+        let runs = |pod: &Value| is_ready(pod) && pod["metadata"]["deletionTimestamp"].is_null();
         let names = pods.iter().filter_map(|pod| pod["spec"]["nodeName"].as_str());
         nodes = names.map(str::to_owned).collect();
         Ok(!pods.is_empty() && pods.iter().all(runs))

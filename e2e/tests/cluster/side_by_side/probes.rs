@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{apply, condition, delete, get};
+use crate::support::{apply, delete, get, is_ready};
 use crate::tenants::tenants;
 
 fn pod(namespace: &str, name: &str, node: &str, arguments: &[&str], probes: &Value) -> Value {
@@ -101,7 +101,6 @@ fn all_probe_kinds_pass_and_fail_correctly_in_both_vpcs() {
         .collect();
     apply(cluster, &manifests).unwrap();
     let status = |vpc: &str, name: &str| get(cluster, &["pod", "-n", vpc, name]);
-    let ready = |pod: &Value| condition(pod, "Ready").is_some_and(|ready| ready["status"] == "True");
     let restarts = |pod: &Value| {
         pod["status"]["containerStatuses"][0]["restartCount"]
             .as_u64()
@@ -112,7 +111,7 @@ fn all_probe_kinds_pass_and_fail_correctly_in_both_vpcs() {
             let name = format!("pass-{kind}");
             cluster
                 .wait_for(&format!("{vpc}/{name} ready"), Duration::from_secs(90), || {
-                    Ok(ready(&status(vpc, &name)?))
+                    Ok(is_ready(&status(vpc, &name)?))
                 })
                 .unwrap();
         }
@@ -138,7 +137,7 @@ fn all_probe_kinds_pass_and_fail_correctly_in_both_vpcs() {
         for (kind, ..) in &failing {
             let pod = status(vpc, &format!("unready-{kind}")).unwrap();
             assert!(
-                pod["status"]["phase"] == "Running" && !ready(&pod),
+                pod["status"]["phase"] == "Running" && !is_ready(&pod),
                 "{vpc} unready-{kind} is ready"
             );
         }

@@ -10,7 +10,9 @@ use thuban_cluster::Cluster;
 use thuban_cluster::router::Router;
 
 use crate::actor::Actor;
-use crate::support::{PORT, REACHED, apply, binary, condition, delete, get, http_hostname_at, running};
+use crate::support::{
+    PORT, REACHED, apply, binary, condition, delete, get, http_hostname_at, is_ready, running,
+};
 
 use super::SOON;
 use super::announcing::{answers, wait_for_next_hops};
@@ -225,7 +227,7 @@ fn private(cluster: &Cluster, router: &Router, backends: &Backends) -> Result<()
     cluster
         .wait_for("a private Vip", SOON, || {
             vip = backends.get(cluster, "vip", "inside")?;
-            Ok(condition(&vip, "Ready").is_some_and(|ready| ready["status"] == "True"))
+            Ok(is_ready(&vip))
         })
         .with_context(|| format!("{vip:#}"))?;
     assert_eq!(vip["status"]["vpc"], namespace);
