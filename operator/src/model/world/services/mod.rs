@@ -127,8 +127,6 @@ pub(super) struct Services {
     by_node: BTreeSet<EndpointName>,
     /// Services that are reached by way of nodes.
     exposed: BTreeSet<EndpointName>,
-    /// Services of which every droplet with a part in the VPC has rows.
-    local: BTreeSet<EndpointName>,
     /// Services by namespace and name of the Service object.
     by_name: BTreeMap<(String, String), SortedSet<EndpointName>>,
     /// Services with hints.
@@ -157,9 +155,6 @@ impl Services {
         if service.is_exposed() {
             self.exposed.insert(name.clone());
         }
-        if service.is_local() {
-            self.local.insert(name.clone());
-        }
         if !service.hints.is_empty() {
             self.hinted.insert(name.clone());
         }
@@ -172,7 +167,6 @@ impl Services {
         let service = self.all.remove(name)?;
         self.by_node.remove(name);
         self.exposed.remove(name);
-        self.local.remove(name);
         self.hinted.remove(name);
         let key = (name.0.clone(), service.name.clone());
         if let Some(names) = self.by_name.get_mut(&key) {

@@ -184,12 +184,8 @@ impl World {
 
     /// Touches the local services of a VPC: its first endpoint came to a droplet, or its last one left it.
     pub(in super::super) fn touch_local_services(&mut self, vpc: &str) {
-        let local = self.services.local.iter();
-        let local = local.filter(|name| {
-            let service = self.service(name);
-            let network = service.and_then(|service| self.networks.get(&service.network));
-            network.is_some_and(|network| network.vpc == vpc)
-        });
+        let local = self.services_of_vpc(vpc);
+        let local = local.filter(|name| self.service(name).is_some_and(Service::is_local));
         let owners: Vec<_> = local.cloned().map(Owner::Service).collect();
         self.dirty.extend(owners);
     }

@@ -377,6 +377,35 @@ fn told(world: &World, droplet: &str) -> Option<Vec<u8>> {
 }
 
 #[test]
+fn first_endpoint_touches_local_services_of_its_vpc_alone() {
+    let mut world = small(4);
+    world.set_vpc("blue", Some(vpc(8)));
+    world.set_network("shop", Some(network("blue", 1)));
+    let foreign = Service {
+        network: "shop".into(),
+        ..kept_local()
+    };
+    world.set_service(&name("own"), Some(kept_local()));
+    world.set_service(&name("foreign"), Some(foreign));
+    world.set_service(&name("spread"), Some(service("web", "1", 1)));
+    world.flush();
+    let touched = |world: &World| {
+        let owners = world.dirty.iter().filter_map(|owner| match owner {
+            super::Owner::Service(name) => Some(name.clone()),
+            _ => None,
+        });
+        owners.collect::<Vec<_>>()
+    };
+    world.set_endpoint(&name("e"), Some(endpoint("web", 3, 40)));
+    assert_eq!(touched(&world), [name("own")]);
+    // A service without its network is in no VPC.
+    world.set_network("web", None);
+    world.flush();
+    world.set_endpoint(&name("e"), None);
+    assert!(touched(&world).is_empty());
+}
+
+#[test]
 fn each_vpc_droplet_gets_its_own_backends_of_local_service() {
     let mut world = small(5);
     for (endpoint_name, droplet, address) in [("e2", 2, 20), ("e4", 4, 40)] {
