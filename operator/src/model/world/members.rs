@@ -57,6 +57,14 @@ impl World {
         droplets.map(SortedSet::len).sum()
     }
 
+    /// Yields the endpoints of a VPC that have an address.
+    pub(super) fn endpoints_of_vpc(&self, vpc: &str) -> impl Iterator<Item = &EndpointName> {
+        let networks = self
+            .networks_of(vpc)
+            .filter_map(|network| self.members.get(network));
+        networks.flat_map(BTreeMap::values).flatten()
+    }
+
     /// Returns the endpoints that live on a droplet.
     pub fn residents(&self, droplet: &str) -> Vec<EndpointName> {
         let networks = self.networks_on.get(droplet).into_iter().flatten();

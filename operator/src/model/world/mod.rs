@@ -266,8 +266,7 @@ impl World {
             self.enforcement.known_served.note_service();
             self.touch_vpc(name);
             self.touch_policy_rows(name);
-            let networks = self.networks_of(name).filter_map(|name| self.members.get(name));
-            let endpoints: Vec<_> = networks.flat_map(BTreeMap::values).flatten().cloned().collect();
+            let endpoints: Vec<_> = self.endpoints_of_vpc(name).cloned().collect();
             self.dirty.extend(endpoints.into_iter().map(Owner::Endpoint));
             self.touch_services(name);
         }

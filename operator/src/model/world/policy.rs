@@ -360,8 +360,8 @@ impl World {
 
     /// Returns the endpoints of a VPC that are not ready yet.
     pub fn unready_of(&self, vpc: &str) -> Vec<EndpointName> {
-        let homes = self.enforcement.homes.iter();
-        let own = homes.filter(|(_, home)| *home == vpc).map(|(name, _)| name);
+        let homes = &self.enforcement.homes;
+        let own = self.endpoints_of_vpc(vpc).filter(|name| homes.contains_key(*name));
         let unready = own.filter(|name| self.endpoints.get(*name).is_some_and(|endpoint| !endpoint.ready));
         unready.cloned().collect()
     }

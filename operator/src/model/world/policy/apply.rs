@@ -46,9 +46,12 @@ impl World {
                 let own = own.map(|(name, _)| name).take_while(|name| name.0 == namespace);
                 self.enforcement.stale.extend(own.cloned());
             }
-            let homes = self.enforcement.homes.iter();
-            let own = homes.filter(|(_, home)| touched.vpcs.contains(*home));
-            self.enforcement.stale.extend(own.map(|(name, _)| name.clone()));
+            for vpc in touched.vpcs {
+                let own = self.endpoints_of_vpc(&vpc);
+                let own = own.filter(|name| self.enforcement.homes.contains_key(*name));
+                let own: Vec<EndpointName> = own.cloned().collect();
+                self.enforcement.stale.extend(own);
+            }
         }
         self.enforcement.is_complete = true;
         self.enforcement.applied = self.enforcement.policies.version();
