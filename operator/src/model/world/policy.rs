@@ -7,6 +7,7 @@
 
 mod apply;
 mod reports;
+mod rollouts;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, LazyLock};
@@ -20,6 +21,7 @@ use super::shared::SharedId;
 use super::{Address, Endpoint, EndpointName, Membership, Owner, World, set};
 use crate::model::policy::{Assignment, Labels, Malformed, Member, Node, Policies, Profile, Rollout};
 use crate::model::rows::Key;
+use rollouts::Rollouts;
 
 #[derive(Debug)]
 pub(super) struct Enforcement {
@@ -30,8 +32,7 @@ pub(super) struct Enforcement {
     /// The policies don't have these nodes yet.
     has_other_nodes: bool,
     pub(super) known_served: KnownServed,
-    /// By VPC.
-    pub(super) rollouts: BTreeMap<String, Rollout<EndpointName>>,
+    pub(super) rollouts: Rollouts,
     /// The VPC in whose rollout an endpoint is.
     homes: BTreeMap<EndpointName, String>,
     /// The version of the policies that were applied to all endpoints.
@@ -60,7 +61,7 @@ impl Default for Enforcement {
             hosts: BTreeSet::new(),
             has_other_nodes: false,
             known_served: KnownServed::default(),
-            rollouts: BTreeMap::new(),
+            rollouts: Rollouts::default(),
             homes: BTreeMap::new(),
             applied: 0,
             fresh: BTreeSet::new(),
@@ -85,10 +86,8 @@ impl Enforcement {
 
     /// Takes an endpoint out of the VPC in which it is.
     fn leave(&mut self, name: &EndpointName) {
-        let home = self.homes.remove(name);
-        let rollout = home.and_then(|home| self.rollouts.get_mut(&home));
-        if let Some(rollout) = rollout {
-            rollout.remove(name);
+        if let Some(home) = self.homes.remove(name) {
+            self.rollouts.change(&home, |rollout| rollout.remove(name));
         }
         self.closed.remove(name);
     }
@@ -250,11 +249,11 @@ impl World {
     ) -> Vec<String> {
         let mut rollouts = std::mem::take(&mut self.enforcement.rollouts);
         let mut waiting = Vec::new();
-        for (vpc, rollout) in &mut rollouts {
+        rollouts.change_all(|vpc, rollout| {
             if step(self, vpc, rollout) {
-                waiting.push(vpc.clone());
+                waiting.push(vpc.to_owned());
             }
-        }
+        });
         self.enforcement.rollouts = rollouts;
         waiting
     }
@@ -267,7 +266,7 @@ impl World {
             || enforcement.known_served.is_stale();
         has_changed && !enforcement.is_idle()
             || !enforcement.stale.is_empty()
-            || enforcement.rollouts.values().any(Rollout::is_dirty)
+            || enforcement.rollouts.has_dirty()
     }
 
     /// Whether there is policy at all, so that [`Self::roll_out`] must be called now and then.
@@ -322,7 +321,7 @@ impl World {
         };
         let waits = rollout.acked();
         self.take_news(vpc, &mut rollout);
-        self.enforcement.rollouts.insert(vpc.to_owned(), rollout);
+        self.enforcement.rollouts.insert(vpc, rollout);
         waits
     }
 
@@ -330,15 +329,15 @@ impl World {
     /// gives the content another id.
     pub fn refuse_policy_id(&mut self, key: &Key) -> bool {
         let vpc = key.vni().and_then(|vni| self.by_vni.get(&vni)?.first());
-        let rollout = vpc.and_then(|name| self.enforcement.rollouts.get_mut(name));
-        let Some(rollout) = rollout else {
+        let Some(vpc) = vpc else {
             return false;
         };
-        match key {
+        let is_refused = self.enforcement.rollouts.change(vpc, |rollout| match key {
             Key::Class(_, id) => rollout.refuse_class(*id),
             Key::PolicySet(_, id) => rollout.refuse_set(*id),
             _ => false,
-        }
+        });
+        is_refused.unwrap_or_default()
     }
 
     /// Whether droplets may still lack what they judge packets of an endpoint by, which isn't ready yet.
@@ -361,7 +360,9 @@ impl World {
     /// Returns the endpoints of a VPC that are not ready yet.
     pub fn unready_of(&self, vpc: &str) -> Vec<EndpointName> {
         let homes = &self.enforcement.homes;
-        let own = self.endpoints_of_vpc(vpc).filter(|name| homes.contains_key(*name));
+        let own = self
+            .endpoints_of_vpc(vpc)
+            .filter(|name| homes.contains_key(*name));
         let unready = own.filter(|name| self.endpoints.get(*name).is_some_and(|endpoint| !endpoint.ready));
         unready.cloned().collect()
     }
@@ -403,7 +404,7 @@ impl World {
         for vpc in vpcs {
             if let Some(mut rollout) = self.enforcement.rollouts.remove(vpc) {
                 self.take_news(vpc, &mut rollout);
-                self.enforcement.rollouts.insert(vpc.clone(), rollout);
+                self.enforcement.rollouts.insert(vpc, rollout);
             }
         }
     }
@@ -434,7 +435,7 @@ impl World {
             enforcement.policies.forget_retired(&groups, &names);
         }
         if enforcement.policies.is_empty() && enforcement.rollouts.values().all(Rollout::is_over) {
-            enforcement.rollouts.clear();
+            enforcement.rollouts = Rollouts::default();
             enforcement.homes.clear();
             enforcement.stale.clear();
             enforcement.forget_served();

@@ -93,7 +93,7 @@ impl World {
         if !self.enforcement.rollouts.contains_key(&vpc) {
             let mut rollout = Rollout::default();
             self.enforce(&vpc, &mut rollout);
-            self.enforcement.rollouts.insert(vpc.clone(), rollout);
+            self.enforcement.rollouts.insert(&vpc, rollout);
             self.begin_served(&vpc);
         }
         let Some((endpoint, member)) = self.seen(name) else {
@@ -113,14 +113,20 @@ impl World {
             self.enforcement.homes.insert(name.clone(), vpc.clone());
         }
         let Enforcement { rollouts, closed, .. } = &mut self.enforcement;
-        let rollout = rollouts.entry(vpc).or_default();
         let Some((applied, matched)) = applied else {
-            rollout.set(name, &known.unwrap_or_default(), is_fresh);
+            let known = known.unwrap_or_default();
+            rollouts.change(&vpc, |rollout| rollout.set(name, &known, is_fresh));
             closed.remove(name);
             return 1;
         };
-        let (wanted, has_room) = rollout.want(&name.0, &applied);
-        rollout.set(name, &wanted, is_fresh);
+        let changed = rollouts.change(&vpc, |rollout| {
+            let (wanted, has_room) = rollout.want(&name.0, &applied);
+            rollout.set(name, &wanted, is_fresh);
+            (wanted, has_room)
+        });
+        let Some((wanted, has_room)) = changed else {
+            return 1;
+        };
         let too_many = applied.too_many.first().map(TooManyRules::to_string);
         let why = too_many.or_else(|| has_room.err().map(|error| error.to_string()));
         // Each endpoint that is closed is told.

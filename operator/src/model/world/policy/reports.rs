@@ -76,7 +76,7 @@ impl World {
     /// Returns the keys of all sets that have rules of a policy.
     pub fn policy_sets_of(&self, policy: &str) -> Vec<Key> {
         let mut keys = Vec::new();
-        for (vpc, rollout) in &self.enforcement.rollouts {
+        for (vpc, rollout) in &*self.enforcement.rollouts {
             let Some(vni) = self.vni(vpc) else { continue };
             let is_its = |id: &PolicyId| {
                 let set = rollout.set_content(*id);
@@ -94,7 +94,7 @@ impl World {
         if sets.is_empty() {
             return names;
         }
-        for (vpc, rollout) in &self.enforcement.rollouts {
+        for (vpc, rollout) in &*self.enforcement.rollouts {
             let vni = self.vni(vpc);
             let contents = sets.iter().filter_map(|key| match key {
                 Key::PolicySet(of, id) if Some(*of) == vni => rollout.set_content(*id),
@@ -110,7 +110,7 @@ impl World {
     /// Returns all sets that have rules of policies that `is_reported` names.
     pub fn reported_sets(&self, is_reported: impl Fn(&str) -> bool) -> Vec<ReportedSet> {
         let mut sets = Vec::new();
-        for (vpc, rollout) in &self.enforcement.rollouts {
+        for (vpc, rollout) in &*self.enforcement.rollouts {
             let Some(vni) = self.vni(vpc) else { continue };
             let vpc: Arc<str> = vpc.as_str().into();
             for id in rollout.set_rows() {
