@@ -1,23 +1,19 @@
-//! The cost of events in the model alone: no client, no lock, no stream. `cargo bench -p thuban-operator` measures
-//! clusters of 10^3 to 10^5 endpoints. The cost of an event must not depend on the size of the cluster.
+//! A cluster in which all is acked: VPCs of five networks with endpoints, each VPC on a few of the droplets.
 
 use std::hint::black_box;
-use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
+use std::net::Ipv4Addr;
+use std::sync::{Arc, LazyLock};
 
-use criterion::measurement::WallTime;
-use criterion::{BenchmarkGroup, BenchmarkId, Criterion, criterion_group, criterion_main};
 use thuban_api::identifiers::{MacAddr, Vni};
 use thuban_operator::model::acks::Acks;
 use thuban_operator::model::bandwidth::{Bandwidth, Limits};
+use thuban_operator::model::policy::Profile;
 use thuban_operator::model::world::{
     Address, Endpoint, EndpointName, Membership, Network, Pod, Role, RoleKind, Vpc, World,
 };
 use thuban_rows::Kinds;
 use thuban_rows::builders::{network_id, vni};
 
-/// Numbers of endpoints.
-const SIZES: [usize; 3] = [1_000, 10_000, 100_000];
 /// Endpoints on a droplet.
 const ON_DROPLET: usize = 20;
 /// Networks of a VPC, and endpoints of a network.
@@ -26,35 +22,55 @@ const MEMBERS: usize = 20;
 /// Droplets on which a VPC has endpoints.
 const SPREAD: usize = 20;
 
-/// A cluster in which all is acked.
-struct Scene {
-    world: World,
-    acks: Acks,
+/// The values of the label `app` of members, which take turns.
+pub const APPS: [&str; 2] = ["web", "db"];
+
+/// What policies see of members, by app.
+static PROFILES: LazyLock<[Arc<Profile>; 2]> = LazyLock::new(|| {
+    APPS.map(|app| {
+        let profile = Profile {
+            labels: [("app".to_owned(), app.to_owned())].into(),
+            ..Profile::default()
+        };
+        profile.shared()
+    })
+});
+
+pub struct Scene {
+    pub world: World,
+    pub acks: Acks,
     droplets: usize,
+    /// Milliseconds.
+    pub now: u64,
 }
 
 fn droplet(number: usize) -> String {
     format!("droplet-{number}")
 }
 
-fn network(vpc: usize, number: usize) -> String {
+pub fn network(vpc: usize, number: usize) -> String {
     format!("vpc-{vpc}-{number}")
 }
 
-fn name(network: &str, member: usize) -> EndpointName {
+pub fn name(network: &str, member: usize) -> EndpointName {
     (network.to_owned(), format!("pod-{member}"))
 }
 
 /// Returns a member's address. All VPCs have the same addresses.
-fn address(number: usize, member: usize) -> Ipv4Addr {
+pub fn address(number: usize, member: usize) -> Ipv4Addr {
     Ipv4Addr::new(10, 0, number as u8, member as u8 + 2)
 }
 
-fn vni_of(vpc: usize) -> Vni {
+/// Returns what policies see of a member.
+pub fn profile(member: usize) -> Arc<Profile> {
+    Arc::clone(&PROFILES[member % PROFILES.len()])
+}
+
+pub fn vni_of(vpc: usize) -> Vni {
     vni(vpc as u32 + 1)
 }
 
-fn endpoint(vpc: usize, number: usize, member: usize, on: String) -> Endpoint {
+pub fn endpoint(vpc: usize, number: usize, member: usize, on: String) -> Endpoint {
     let address = address(number, member);
     let network = network(vpc, number);
     Endpoint {
@@ -66,7 +82,7 @@ fn endpoint(vpc: usize, number: usize, member: usize, on: String) -> Endpoint {
             uid: format!("{network}-{member}"),
         },
         network,
-        profile: None,
+        profile: Some(profile(member)),
         asked: Bandwidth::default(),
         is_host: false,
         membership: Membership::Member(Address {
@@ -80,7 +96,7 @@ fn endpoint(vpc: usize, number: usize, member: usize, on: String) -> Endpoint {
     }
 }
 
-fn serving(parent: &str, on: String) -> Role {
+pub fn serving(parent: &str, on: String) -> Role {
     Role {
         parent: parent.to_owned(),
         serves_on: Some(on.clone()),
@@ -90,12 +106,13 @@ fn serving(parent: &str, on: String) -> Role {
 }
 
 impl Scene {
-    fn new(endpoints: usize) -> Self {
+    pub fn new(endpoints: usize) -> Self {
         let droplets = endpoints / ON_DROPLET;
         let mut scene = Self {
             world: World::default(),
             acks: Acks::new(0),
             droplets,
+            now: 0,
         };
         for number in 0..droplets {
             let address = Ipv4Addr::from(0xac10_0001 + number as u32);
@@ -149,12 +166,27 @@ impl Scene {
         }
     }
 
+    /// Returns how many VPCs there are.
+    pub const fn vpcs(&self) -> usize {
+        self.droplets * ON_DROPLET / (NETWORKS * MEMBERS)
+    }
+
+    /// Returns a VPC in the middle.
+    pub const fn middle(&self) -> usize {
+        self.droplets / 10
+    }
+
+    /// Returns a droplet on which a VPC has no endpoint.
+    pub fn elsewhere(&self, vpc: usize) -> String {
+        droplet((vpc * NETWORKS + SPREAD + 7) % self.droplets)
+    }
+
     /// Returns one of the droplets of a VPC.
-    fn home(&self, vpc: usize, number: usize) -> String {
+    pub fn home(&self, vpc: usize, number: usize) -> String {
         droplet((vpc * NETWORKS + number % SPREAD) % self.droplets)
     }
 
-    fn open(&mut self, droplet: &str) {
+    pub fn open(&mut self, droplet: &str) {
         let snapshot = self.world.snapshot(droplet);
         let sequence = self
             .acks
@@ -164,7 +196,7 @@ impl Scene {
     }
 
     /// Tells droplets what has changed, and has them ack it.
-    fn settle(&mut self) {
+    pub fn settle(&mut self) {
         let acks = &self.acks;
         let deltas = self.world.flush_to(|droplet| acks.is_connected(droplet));
         for (droplet, delta) in &deltas {
@@ -176,8 +208,8 @@ impl Scene {
     }
 
     /// An endpoint of a VPC in the middle comes to a droplet, and goes.
-    fn come_and_go(&mut self, member: usize, on: String) {
-        let vpc = self.droplets / 10;
+    pub fn come_and_go(&mut self, member: usize, on: String) {
+        let vpc = self.middle();
         let name = name(&network(vpc, 0), member);
         let endpoint = endpoint(vpc, 0, member, on);
         self.world.set_endpoint(&name, Some(endpoint));
@@ -186,70 +218,3 @@ impl Scene {
         self.settle();
     }
 }
-
-fn events(group: &mut BenchmarkGroup<'_, WallTime>, size: usize) {
-    let mut scene = Scene::new(size);
-    let vpc = scene.droplets / 10;
-    let home = scene.home(vpc, 3);
-    group.bench_function(BenchmarkId::new("endpoint comes and goes", size), |bench| {
-        bench.iter(|| scene.come_and_go(100, home.clone()));
-    });
-    // Its VPC has no other endpoint there.
-    let elsewhere = droplet((vpc * NETWORKS + SPREAD + 7) % scene.droplets);
-    group.bench_function(BenchmarkId::new("first endpoint of a droplet", size), |bench| {
-        bench.iter(|| scene.come_and_go(100, elsewhere.clone()));
-    });
-    let bouncer = format!("{}-b0", network(vpc, 0));
-    let places = [home.clone(), scene.home(vpc, 4)];
-    group.bench_function(BenchmarkId::new("bouncer moves and returns", size), |bench| {
-        bench.iter(|| {
-            for place in &places {
-                let role = serving(&network(vpc, 0), place.clone());
-                scene.world.set_role(RoleKind::Bouncer, &bouncer, Some(role));
-                scene.settle();
-            }
-        });
-    });
-    group.bench_function(BenchmarkId::new("droplet dials", size), |bench| {
-        bench.iter(|| scene.open(&home));
-    });
-    look_ups(group, size, (&scene, vpc, &home));
-}
-
-fn look_ups(
-    group: &mut BenchmarkGroup<'_, WallTime>,
-    size: usize,
-    (scene, vpc, home): (&Scene, usize, &str),
-) {
-    let (number, address) = (vni_of(vpc), IpAddr::V4(address(2, 5)));
-    group.bench_function(BenchmarkId::new("holder of an address", size), |bench| {
-        bench.iter(|| {
-            let known = scene.world.has_vni(number);
-            black_box((known, scene.world.holder(number, address)))
-        });
-    });
-    group.bench_function(BenchmarkId::new("roles on a droplet", size), |bench| {
-        bench.iter(|| black_box(scene.world.roles_on(home)));
-    });
-    group.bench_function(BenchmarkId::new("residents of a droplet", size), |bench| {
-        bench.iter(|| black_box(scene.world.residents(home)));
-    });
-    group.bench_function(BenchmarkId::new("droplets with rows of a VPC", size), |bench| {
-        bench.iter(|| black_box(scene.acks.holding_vni(number, 0).count()));
-    });
-}
-
-fn model(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("model");
-    group
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2));
-    for size in SIZES {
-        events(&mut group, size);
-    }
-    group.finish();
-}
-
-criterion_group!(benches, model);
-criterion_main!(benches);
