@@ -260,9 +260,11 @@ impl World {
             self.dirty.extend(self.vpcs.keys().cloned().map(Owner::Vpc));
         }
         let old = self.vni(name);
+        let named = self.vpcs.get(name).map(|known| known.shared.clone());
         if set(&mut self.vpcs, name, vpc) {
             let new = self.vni(name);
             change_place(&mut self.by_vni, (old, new), name);
+            self.note_sharer(name, &named.unwrap_or_default());
             self.enforcement.known_served.note_service();
             self.touch_vpc(name);
             self.touch_policy_rows(name);

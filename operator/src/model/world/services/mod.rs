@@ -27,7 +27,7 @@ use node_ports::NodePorts;
 pub use node_ports::{NodePort, RestId};
 pub use reach::MAX_OWN_ADDRESSES;
 
-use super::{EndpointName, Key, Owner, Rows, Vpc, World};
+use super::{EndpointName, Key, Owner, Rows, Vpc, World, remove_name};
 
 use crate::model::service::Clients;
 use crate::model::sorted_set::SortedSet;
@@ -129,6 +129,8 @@ pub(super) struct Services {
     exposed: BTreeSet<EndpointName>,
     /// Services by namespace and name of the Service object.
     by_name: BTreeMap<(String, String), SortedSet<EndpointName>>,
+    /// The VPCs that name a service, by its namespace and name.
+    sharers: HashMap<(String, String), BTreeSet<String>>,
     /// Services with hints.
     hinted: BTreeSet<EndpointName>,
     pub(super) zones: near::Zones,
@@ -237,9 +239,21 @@ impl World {
 
     /// Returns the VNIs of VPCs that name a service.
     pub fn sharing(&self, namespace: &str, service: &str) -> Vec<Vni> {
-        let is_it = |(of, name): &(String, String)| of == namespace && name == service;
-        let vpcs = self.vpcs.values().filter(|vpc| vpc.shared.iter().any(is_it));
-        vpcs.map(|vpc| vpc.vni).collect()
+        let service = (namespace.to_owned(), service.to_owned());
+        let vpcs = self.services.sharers.get(&service).into_iter().flatten();
+        vpcs.filter_map(|vpc| self.vni(vpc)).collect()
+    }
+
+    /// Notes the services that a VPC names. `before`: those that it named.
+    pub(super) fn note_sharer(&mut self, vpc: &str, before: &[(String, String)]) {
+        for service in before {
+            remove_name(&mut self.services.sharers, service, vpc);
+        }
+        let named = self.vpcs.get(vpc).into_iter().flat_map(|known| &known.shared);
+        for service in named {
+            let sharers = self.services.sharers.entry(service.clone()).or_default();
+            sharers.insert(vpc.to_owned());
+        }
     }
 
     /// Touches the VPCs whose pods reach a service by their node.
@@ -248,21 +262,18 @@ impl World {
             return;
         };
         let own = self.networks.get(&service.network).map(|network| &network.vpc);
-        let of = (&name.0, &service.name);
         let home = self.services.namespaces.get(&name.0);
         let is_stray = home != Some(&service.network);
         let home = home
             .and_then(|network| self.networks.get(network))
             .map(|network| &network.vpc);
-        let users = self.vpcs.iter().filter(|(vpc, known)| {
-            service.by_node && own == Some(*vpc)
-                || is_stray && (own == Some(*vpc) || home == Some(*vpc))
-                || known
-                    .shared
-                    .iter()
-                    .any(|(namespace, name)| (namespace, name) == of)
-        });
-        let users: Vec<_> = users.map(|(vpc, _)| Owner::Vpc(vpc.clone())).collect();
+        let own = own.filter(|_| service.by_node || is_stray);
+        let home = home.filter(|_| is_stray);
+        let key = (name.0.clone(), service.name.clone());
+        let sharers = self.services.sharers.get(&key).into_iter().flatten();
+        let users = own.into_iter().chain(home).chain(sharers);
+        let users = users.filter(|vpc| self.vpcs.contains_key(*vpc));
+        let users: Vec<_> = users.cloned().map(Owner::Vpc).collect();
         if !users.is_empty() {
             self.enforcement.known_served.note_service();
         }

@@ -24,6 +24,28 @@ fn servers(world: &World) -> Vec<(String, u32)> {
 }
 
 #[test]
+fn sharing_vpcs_are_those_that_a_walk_finds() {
+    let mut world = World::default();
+    for step in 0..100 {
+        let named = [("web", step % 4 > 0), ("db", step % 7 > 2)];
+        let named = named.into_iter().filter(|(_, is_named)| *is_named);
+        let known = Vpc {
+            shared: named
+                .map(|(service, _)| ("ns".to_owned(), service.to_owned()))
+                .collect(),
+            ..vpc(step % 3 + 1)
+        };
+        world.set_vpc(&format!("v{}", step % 3), (step % 5 > 0).then_some(known));
+        for service in ["web", "db"] {
+            let key = ("ns".to_owned(), service.to_owned());
+            let walked = world.vpcs.values().filter(|vpc| vpc.shared.contains(&key));
+            let walked: Vec<_> = walked.map(|vpc| vpc.vni).collect();
+            assert_eq!(world.sharing("ns", service), walked, "step {step}");
+        }
+    }
+}
+
+#[test]
 fn node_service_is_on_droplets_of_own_and_sharing_vpcs() {
     let mut world = shared();
     let of = |droplet: &str, vni| (droplet.to_owned(), vni);
