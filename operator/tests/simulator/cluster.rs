@@ -34,21 +34,8 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
         if state.droplets.contains_key(&name) || state.store.get(Kind::Droplet, "", &name).is_some() {
             return false;
         }
-        let mut labels = json!({ZONE: format!("z{}", number % 2)});
-        if state.random.permille(300) {
-            labels[PREFERENCE] = "".into();
-        }
-        state.note(|| format!("node {name} joins: {labels}"));
-        let node = json!({
-            "metadata": {"labels": labels},
-            "spec": {},
-            "status": {
-                "addresses": [{"type": "InternalIP", "address": address.to_string()}],
-                "conditions": ready("True"),
-            },
-        });
+        register_node(state, &name, address);
         let droplet = droplet_object(&name, address);
-        let _ = state.store.create(Kind::Node, "", &name, node);
         let _ = state.store.create(Kind::Droplet, "", &name, droplet);
         let incarnation = state.random.next();
         state
@@ -67,6 +54,25 @@ pub fn add_node(simulation: &Arc<Simulation>, number: u8) {
         tokio::spawn(report_ready(simulation.clone(), name.clone(), incarnation));
         tokio::spawn(kubelet(simulation.clone(), name, incarnation));
     }
+}
+
+/// Makes the Node of a machine, as its kubelet does.
+pub fn register_node(state: &mut State, name: &str, address: Ipv4Addr) {
+    let number = address.octets()[3] - 1;
+    let mut labels = json!({ZONE: format!("z{}", number % 2)});
+    if state.random.permille(300) {
+        labels[PREFERENCE] = "".into();
+    }
+    state.note(|| format!("node {name} joins: {labels}"));
+    let node = json!({
+        "metadata": {"labels": labels},
+        "spec": {},
+        "status": {
+            "addresses": [{"type": "InternalIP", "address": address.to_string()}],
+            "conditions": ready("True"),
+        },
+    });
+    let _ = state.store.create(Kind::Node, "", name, node);
 }
 
 fn ready(status: &str) -> Value {

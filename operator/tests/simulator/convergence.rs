@@ -10,14 +10,14 @@ use thuban_proto::transit::Row;
 
 use crate::cluster::{has_living_pod, is_alive};
 use crate::droplet::Manner;
-use crate::invariants::{addresses, pod_uid, serving, vpc_of};
+use crate::invariants::{addresses, first_address, pod_uid, serving, vpc_of};
 use crate::kind::Kind;
 use crate::operators;
 use crate::policies;
 use crate::services::{self, is_scaled};
 use crate::simulation::{Simulation, State};
 use crate::store::{is_deleting, text};
-use crate::tables::{Slot, slot_of_row};
+use crate::tables::{Slot, address, slot_of_row};
 use crate::walk;
 
 /// How long after the end of faults everything must be right.
@@ -279,6 +279,7 @@ fn endpoints(state: &State) -> Result<(), String> {
         if found.is_some_and(|(_, endpoint)| is_served(endpoint)) && !is_attached {
             return Err(format!("pod {name} is Provisioned, but not attached"));
         }
+        has_its_address(state, node, pod, found.map(|(_, endpoint)| *endpoint))?;
         let annotation = |name: &str| pod["metadata"]["annotations"].get(name).and_then(Value::as_str);
         let namespace = text(pod, "/metadata/namespace");
         if let Some(named) = annotation("thuban.dev/endpoint") {
@@ -302,6 +303,22 @@ fn endpoints(state: &State) -> Result<(), String> {
                 "pod {name} in {network} has no Provisioned endpoint: {said}"
             ));
         }
+    }
+    Ok(())
+}
+
+/// Checks that a pod's Endpoint has the address that the pod has.
+fn has_its_address(state: &State, node: &str, pod: &Value, endpoint: Option<&Value>) -> Result<(), String> {
+    let attachments = &state.droplets[node].attachments;
+    let (Some(attachment), Some(endpoint)) = (attachments.get(text(pod, "/metadata/uid")), endpoint) else {
+        return Ok(());
+    };
+    let has = address(&attachment.address);
+    if first_address(endpoint).is_some_and(|told| told != has) {
+        let (name, told) = (text(pod, "/metadata/name"), addresses(endpoint));
+        return Err(format!(
+            "pod {name} has the address {has}, and its Endpoint {told:?}"
+        ));
     }
     Ok(())
 }

@@ -406,7 +406,7 @@ fn unmarked_claims_rest(state: &mut State, name: &str, old: Option<&Value>, new:
 }
 
 /// Whether the Endpoint that a claim names has the claim's address in its status.
-fn counts(state: &State, claim: &Value) -> bool {
+pub fn counts(state: &State, claim: &Value) -> bool {
     let (namespace, name) = (
         text(claim, "/spec/endpointNamespace"),
         text(claim, "/spec/endpointName"),

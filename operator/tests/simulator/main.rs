@@ -33,6 +33,7 @@ mod placement;
 mod policies;
 mod provisioned;
 mod random;
+mod restore;
 mod schedule;
 mod server;
 mod services;

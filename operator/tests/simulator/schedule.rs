@@ -12,6 +12,7 @@ use crate::kind::Kind;
 use crate::operators;
 use crate::policies;
 use crate::random::Random;
+use crate::restore;
 use crate::services;
 use crate::simulation::{Simulation, State};
 use crate::store::{Preconditions, is_deleting, text};
@@ -159,7 +160,10 @@ fn tear_down(state: &mut State, random: &mut Random) {
 
 fn step(simulation: &Arc<Simulation>, random: &mut Random) {
     let is_steady = simulation.lock().faults.is_steady;
-    match random.below(146) {
+    if random.permille(80) {
+        simulation.with(restore::back_up);
+    }
+    match random.below(149) {
         0..34 => simulation.with(|state| new_pod(state, random)),
         34..46 => simulation.with(|state| end_pod(state, random)),
         46..50 => simulation.with(|state| sandbox_again(state, random)),
@@ -176,6 +180,7 @@ fn step(simulation: &Arc<Simulation>, random: &mut Random) {
         91..98 => simulation.with(|state| scale(state, random)),
         98..103 => simulation.with(|state| cordon(state, random)),
         103..107 => simulation.with(|state| users_endpoint(state, random)),
+        146.. if !is_steady => restore::restore(simulation),
         143.. if !is_steady => simulation.with(|state| change_manner(state, random)),
         140..143 => simulation.with(|state| quota(state, random)),
         135.. => simulation.with(|state| policies::step(state, random)),

@@ -196,15 +196,18 @@ impl Connection {
             };
         }
         if fate == Fate::DoneLater {
-            let (late, connection) = {
+            let (late, restores, connection) = {
                 let state = &mut *self.simulation.lock();
                 let late = late.unwrap_or_else(|| state.random.millis(500, 12_000));
-                (late, self.clone())
+                (late, state.store.restores, self.clone())
             };
             let (method, query) = (head.method.clone(), query.to_owned());
             tokio::spawn(async move {
                 sleep(late).await;
-                // Whether who asked for it lives or not.
+                // Whether who asked for it lives or not, but not after the API server was stopped for a restore.
+                if connection.simulation.lock().store.restores != restores {
+                    return;
+                }
                 let _ = connection.carry_out(&method, &target, &query, &body, fate, workflow.as_deref());
             });
             sleep(Duration::from_secs(5)).await;

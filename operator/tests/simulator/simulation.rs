@@ -17,7 +17,7 @@ use crate::kind::Kind;
 use crate::operators::Operator;
 use crate::random::Random;
 use crate::signal::Signal;
-use crate::store::Store;
+use crate::store::{Backup, Store};
 
 pub struct State {
     pub random: Random,
@@ -54,6 +54,8 @@ pub struct State {
     pub late_status: Option<(Kind, Duration)>,
     /// Writes of this method and kind get no answer for now.
     pub stalled: Option<(Method, Kind)>,
+    /// The last backup of the objects.
+    pub backup: Option<Backup>,
     /// Faults have stopped.
     pub is_fair: bool,
     pub trace: Vec<String>,
@@ -97,6 +99,7 @@ impl Simulation {
             is_collector_away: false,
             late_status: None,
             stalled: None,
+            backup: None,
             is_fair: false,
             trace: Vec::new(),
             started: Instant::now(),

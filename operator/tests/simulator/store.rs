@@ -89,6 +89,10 @@ pub struct Preconditions {
     pub version: Option<String>,
 }
 
+/// All objects at one time.
+#[derive(Clone, Debug)]
+pub struct Backup(BTreeMap<Name, Object>);
+
 #[derive(Debug, Default)]
 pub struct Store {
     version: u64,
@@ -101,6 +105,8 @@ pub struct Store {
     changes: Vec<Change>,
     /// Seconds since the beginning, for creation timestamps.
     pub seconds: u64,
+    /// How often a backup was restored.
+    pub restores: u64,
 }
 
 fn timestamp(seconds: u64) -> String {
@@ -210,6 +216,19 @@ impl Store {
             .get(&kind)
             .and_then(|events| events.last())
             .map_or(0, |event| event.version)
+    }
+
+    pub fn backup(&self) -> Backup {
+        Backup(self.objects.clone())
+    }
+
+    /// Puts the objects of a backup in the place of all others. No watch goes on. Versions grow on, as after a restore
+    /// that bumps etcd's revision.
+    pub fn restore(&mut self, backup: Backup) {
+        self.objects = backup.0;
+        self.version += 1;
+        self.compacted = self.version;
+        self.restores += 1;
     }
 
     pub fn take_changes(&mut self) -> Vec<Change> {
