@@ -209,7 +209,7 @@ fn steady(status: &mut VpcStatus) {
     }
 }
 
-/// Claims the lowest free number by creating the object of that name: the VPC of the created object has it.
+/// Claims a free number by creating the object of that name: the VPC of the created object has it.
 async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
     let uid = vpc.uid().unwrap_or_default();
     let claims: Api<VniClaim> = Api::all(context.client.clone());
@@ -231,7 +231,7 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
         .collect();
     loop {
         let vni = context.index.pick_vni(&uid, |is_others| {
-            let free = propose_vni(|vni| is_others(vni) || taken.contains(&vni));
+            let free = propose_vni(&uid, |vni| is_others(vni) || taken.contains(&vni));
             free.unwrap_or(Vni::MAX)
         });
         let spec = VniClaimSpec {

@@ -5,7 +5,9 @@ use std::net::IpAddr;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::SignedDuration;
 use kube::ResourceExt;
+use sha2::{Digest, Sha256};
 use thuban_api::cidr::Cidr;
+use thuban_api::identifiers::Vni;
 use thuban_api::{Endpoint, EndpointType, IpClaim, IpClaimSpec};
 
 /// A family of addresses. An endpoint has one address of each that its network has ranges of.
@@ -213,9 +215,14 @@ pub fn standing(claim: &IpClaimSpec, endpoint: Option<&Endpoint>) -> Standing {
     }
 }
 
-/// Returns the lowest free VNI.
-pub fn propose_vni(is_taken: impl Fn(u32) -> bool) -> Option<u32> {
-    (1..=thuban_api::identifiers::Vni::MAX).find(|vni| !is_taken(*vni))
+/// Returns a free VNI: the one that the VPC's UID leads to, or the next one. UIDs are random. So hardly any VPC gets a
+/// number of which a droplet still has rows, although a restore of etcd took the VPC of these rows and its claim away.
+pub fn propose_vni(vpc_uid: &str, is_taken: impl Fn(u32) -> bool) -> Option<u32> {
+    let hash = Sha256::digest(vpc_uid);
+    let first = u32::from_be_bytes([0, hash[0], hash[1], hash[2]]).max(Vni::MIN.get());
+    (first..=Vni::MAX)
+        .chain(Vni::MIN.get()..first)
+        .find(|vni| !is_taken(*vni))
 }
 
 #[cfg(test)]
@@ -224,11 +231,12 @@ mod tests {
 
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
     use k8s_openapi::jiff::Timestamp;
+    use thuban_api::identifiers::Vni;
     use thuban_api::{Endpoint, EndpointSpec, EndpointStatus, IpClaim, IpClaimSpec, IpClaimStatus, PodRef};
 
     use super::{
         Family, Owner, Standing, capacity, ip_claim_name, is_anothers, is_confirmed, own_claim, propose,
-        standing,
+        propose_vni, standing,
     };
 
     fn endpoint(uid: &str, addresses: &[&str]) -> Endpoint {
@@ -347,6 +355,28 @@ mod tests {
             assert_eq!(of(address, Some(&stranger)), Standing::Void, "{address}");
             assert_eq!(of(address, None), Standing::Void, "{address}");
         }
+    }
+
+    #[test]
+    fn a_vpcs_uid_leads_to_its_number_and_on_to_the_next_free_one() {
+        let free = |_: u32| false;
+        let uids = (0..1000).map(|number| format!("uid-{number}"));
+        let numbers: Vec<u32> = uids.filter_map(|uid| propose_vni(&uid, free)).collect();
+        assert_eq!(numbers.len(), 1000);
+        let below_half = numbers.iter().filter(|number| **number < Vni::MAX / 2).count();
+        assert!((400..600).contains(&below_half), "{below_half} of 1000");
+        let first = numbers[0];
+        assert_eq!(
+            propose_vni("uid-0", free),
+            Some(first),
+            "it is the same each time"
+        );
+        assert_eq!(propose_vni("uid-0", |vni| vni == first), Some(first + 1));
+        let last_free = |free: u32| propose_vni("uid-0", move |vni| vni != free);
+        for number in [1, first - 1, Vni::MAX] {
+            assert_eq!(last_free(number), Some(number));
+        }
+        assert_eq!(propose_vni("uid-0", |_| true), None);
     }
 
     #[test]

@@ -25,6 +25,7 @@ mod private;
 mod readdressed;
 mod reported;
 mod resting;
+mod restored;
 mod service_addresses;
 mod service_ranges;
 mod stripped;
@@ -51,8 +52,6 @@ use crate::simulation::{Simulation, State};
 use crate::store::{Preconditions, condition, is_deleting, text};
 use crate::tables::Slot;
 
-/// The first VNI that is given out.
-const VNI: Vni = Vni::MIN;
 /// How long a test waits at most.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(200);
 const LOOK: Duration = Duration::from_millis(1);
@@ -69,14 +68,23 @@ pub async fn until(simulation: &Arc<Simulation>, what: &str, is_so: impl Fn(&Sta
     }
 }
 
+/// Returns the first number that was given out: that of the VPC `red`, even after its end.
+fn first_vni(state: &State) -> Vni {
+    let events = state.store.events_after(Kind::VniClaim, 0);
+    let claim: Value = serde_json::from_slice(&events[0].object).expect("an object");
+    let vni = text(&claim, "/metadata/name").parse().ok();
+    vni.and_then(Vni::new).expect("a VNI")
+}
+
 fn has_rows(state: &State, droplet: &str) -> bool {
     let rows = &state.droplets[droplet].tables.rows;
-    rows.keys().any(|slot| slot.vni() == Some(VNI))
+    rows.keys().any(|slot| slot.vni() == Some(first_vni(state)))
 }
 
 fn has_pod(state: &State, droplet: &str) -> bool {
     let rows = &state.droplets[droplet].tables.rows;
-    rows.keys().any(|slot| matches!(slot, Slot::Local(VNI, _)))
+    rows.keys()
+        .any(|slot| matches!(slot, Slot::Local(vni, _) if *vni == first_vni(state)))
 }
 
 pub fn has(state: &State, kind: Kind, name: &str) -> bool {
@@ -91,12 +99,13 @@ fn droplet_of(simulation: &Simulation, kind: Kind, name: &str) -> String {
 }
 
 fn is_claimed(state: &State) -> bool {
-    has(state, Kind::VniClaim, &VNI.to_string())
+    has(state, Kind::VniClaim, &first_vni(state).to_string())
 }
 
 fn bounces(state: &State, droplet: &str) -> bool {
     let rows = &state.droplets[droplet].tables.rows;
-    rows.keys().any(|slot| matches!(slot, Slot::Bouncer(VNI, _)))
+    rows.keys()
+        .any(|slot| matches!(slot, Slot::Bouncer(vni, _) if *vni == first_vni(state)))
 }
 
 /// Makes a world without faults: two nodes, a VPC and its network, and an operator that leads them.

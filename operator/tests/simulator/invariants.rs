@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use serde_json::Value;
 use thuban_api::cidr::Cidr;
-use thuban_proto::transit::row;
+use thuban_proto::transit::{LocalRow, row};
 
+use crate::cluster::has_living_pod;
 use crate::convergence::is_accepted;
 use crate::droplet::Droplet;
 use crate::kind::Kind;
@@ -195,6 +196,11 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     let Some(writer) = state.writer else {
         return;
     };
+    let is_pods = !text(endpoint, "/spec/podRef/uid").is_empty();
+    if is_pods && !has_living_pod(state, endpoint) {
+        // The write is late: the pod has ended, and its rows may have gone.
+        return;
+    }
     if !is_scaled(endpoint) {
         ready_means_acked(state, name, endpoint, writer);
     } else if is_alone(state) {
@@ -468,6 +474,9 @@ pub fn after_apply(state: &mut State, name: &str) {
     if let Some(foreign) = foreign {
         state.violation(format!("{name} has a row of VPC {foreign}"));
     }
+    if let Err(shared) = one_vpc_a_number(state, name) {
+        state.violation(shared);
+    }
     if let Some(free) = free {
         state.violation(format!("{name} has rows of VNI {free}, which is free"));
     }
@@ -481,6 +490,24 @@ pub fn after_apply(state: &mut State, name: &str) {
         state.violation(lost);
     }
     packets_arrive(state);
+}
+
+/// Checks that the VNIs of a droplet's pods are those of another VPC's pods nowhere.
+fn one_vpc_a_number(state: &State, name: &str) -> Result<(), String> {
+    let own = state.droplets.get(name).into_iter();
+    let own: Vec<_> = own.flat_map(|droplet| droplet.tables.locals()).collect();
+    for droplet in state.droplets.values().filter(|droplet| droplet.is_on) {
+        for other in droplet.tables.locals() {
+            let is_shared = |own: &&&LocalRow| own.vni == other.vni && own.vpc_name != other.vpc_name;
+            if let Some(own) = own.iter().find(is_shared) {
+                return Err(format!(
+                    "VNI {} is of VPC {} on {name} and of {} on {}",
+                    own.vni, own.vpc_name, other.vpc_name, droplet.name
+                ));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Checks that packets between Provisioned endpoints arrive while no machine is lost, whatever roles do meanwhile.

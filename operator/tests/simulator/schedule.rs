@@ -160,10 +160,10 @@ fn tear_down(state: &mut State, random: &mut Random) {
 
 fn step(simulation: &Arc<Simulation>, random: &mut Random) {
     let is_steady = simulation.lock().faults.is_steady;
-    if random.permille(80) {
+    if random.permille(150) {
         simulation.with(restore::back_up);
     }
-    match random.below(149) {
+    match random.below(150) {
         0..34 => simulation.with(|state| new_pod(state, random)),
         34..46 => simulation.with(|state| end_pod(state, random)),
         46..50 => simulation.with(|state| sandbox_again(state, random)),

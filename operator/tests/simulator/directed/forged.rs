@@ -8,7 +8,7 @@ use thuban_api::identifiers::mapped;
 use thuban_proto::transit::Attachment;
 use tokio::time::sleep;
 
-use super::{VNI, begin, check, end_everything, pod_on, says, until};
+use super::{begin, check, end_everything, first_vni, pod_on, says, until};
 use crate::cluster::add_pod;
 use crate::droplet::Report;
 use crate::invariants::addresses;
@@ -30,7 +30,7 @@ fn forge(state: &State, number: u8, (name, uid): (&str, &str)) {
         pod_uid: uid.to_owned(),
         pod_namespace: EAST.to_owned(),
         pod_name: name.to_owned(),
-        vni: VNI.get(),
+        vni: first_vni(state).get(),
         address: mapped(address).to_vec(),
         ..Attachment::default()
     };

@@ -39,7 +39,7 @@ fn is_attached(state: &State, node: &str) -> bool {
 }
 
 /// Cuts a node off, or ends that: nothing of it reaches anybody, and it serves on.
-fn cut_off(simulation: &Simulation, node: &str, is_cut_off: bool) {
+pub(super) fn cut_off(simulation: &Simulation, node: &str, is_cut_off: bool) {
     let state = &mut *simulation.lock();
     let droplet = state.droplets.get_mut(node).expect("a droplet");
     droplet.is_reachable = !is_cut_off;
