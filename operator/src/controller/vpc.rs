@@ -22,7 +22,8 @@ use crate::controller::role::role_set::{self, RoleSet};
 use crate::controller::runtime::clocks::Timed;
 use crate::controller::runtime::error::ReconcileError;
 use crate::controller::runtime::objects::{
-    WriteError, add_finalizer, condition, create, has_finalizer, list_where, remove_finalizer, write_status,
+    WriteError, add_finalizer, condition, create, get, has_finalizer, list_where, remove_finalizer,
+    write_status,
 };
 use crate::controller::runtime::pace::{Pace, write_in_time};
 use crate::controller::service::service_range;
@@ -240,7 +241,14 @@ async fn claim_vni(vpc: &Vpc, context: &Context) -> Result<u32, WriteError> {
         };
         match create(&claims, &VniClaim::new(&vni.to_string(), spec)).await {
             Ok(_) => return Ok(vni),
-            Err(error) if error.is_conflict() && !taken.contains(&vni) => drop(taken.insert(vni)),
+            Err(error) if error.is_conflict() && !taken.contains(&vni) => {
+                // Another operator, or a request whose answer was lost, may have made it for this VPC.
+                let claim = get(&claims, &vni.to_string()).await?;
+                if claim.is_some_and(|claim| claim.spec.vpc_uid == uid) {
+                    return Ok(vni);
+                }
+                taken.insert(vni);
+            }
             Err(error) => return Err(error),
         }
     }

@@ -197,8 +197,8 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
         return;
     };
     let is_pods = !text(endpoint, "/spec/podRef/uid").is_empty();
-    if is_pods && !has_living_pod(state, endpoint) {
-        // The write is late: the pod has ended, and its rows may have gone.
+    if state.is_late && is_pods && !has_living_pod(state, endpoint) {
+        // The pod has ended since the write was asked for, and its rows may have gone.
         return;
     }
     if !is_scaled(endpoint) {

@@ -255,6 +255,7 @@ impl Connection {
                 touch(state, *kind, namespace, name);
             }
             state.writer = Some(self.operator.epoch);
+            state.is_late = fate == Fate::DoneLater;
             let result = perform(state, method, target, query, body);
             if result.is_ok() {
                 one_writer(state, workflow, target);

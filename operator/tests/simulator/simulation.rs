@@ -30,6 +30,8 @@ pub struct State {
     pub crowded: Option<Duration>,
     /// The operator that makes the current write.
     pub writer: Option<u64>,
+    /// The current write is done long after its client gave it up.
+    pub is_late: bool,
     /// The holders whose Endpoints have ever been Provisioned: UIDs of pods, and names of nodes.
     pub served: BTreeSet<String>,
     /// The pods whose endpoints each droplet has been told are ready, with their addresses.
@@ -86,6 +88,7 @@ impl Simulation {
             epoch: 0,
             crowded: None,
             writer: None,
+            is_late: false,
             served: BTreeSet::new(),
             told_ready: BTreeMap::new(),
             violations: Vec::new(),
@@ -132,6 +135,7 @@ impl Simulation {
             self.collect.notify_one();
         }
         state.writer = None;
+        state.is_late = false;
         result
     }
 

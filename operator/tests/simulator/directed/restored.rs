@@ -40,6 +40,12 @@ fn attached(state: &State, node: &str) -> Option<IpAddr> {
     attachments.next().map(|attachment| address(&attachment.address))
 }
 
+/// Returns the VNI of a node's only pod.
+fn number(state: &State, node: &str) -> Option<u32> {
+    let mut attachments = state.droplets[node].attachments.values();
+    attachments.next().map(|attachment| attachment.vni)
+}
+
 async fn until_attached(simulation: &Arc<Simulation>, node: &str) {
     until(simulation, "its pod is attached", |state| {
         attached(state, node).is_some()
@@ -59,8 +65,13 @@ fn the_number_of_a_vpc_that_a_restore_takes_is_no_others() {
             cut_off(simulation, "n1", true);
             restore(simulation);
             operators::start(simulation);
-            add_tenant(simulation, "green", "q", "n0");
+            // The lost VPC may be made again, too.
+            add_tenant(simulation, ["blue", "green"][seed as usize % 2], "q", "n0");
             until_attached(simulation, "n0").await;
+            let numbers = ["n0", "n1"].map(|node| number(&simulation.lock(), node));
+            if numbers[0] == numbers[1] {
+                simulation.lock().violation(format!("both VPCs have {numbers:?}"));
+            }
             cut_off(simulation, "n1", false);
             convergence::end_faults(simulation).await;
         });
