@@ -53,7 +53,7 @@ fn the_operator_is_granted_what_it_uses_and_no_more() {
         "tokenreviews.authentication.k8s.io []: create",
         "vips.thuban.dev []: get",
         "vips.thuban.dev/status []: patch",
-        "vniclaims.thuban.dev []: create delete list watch",
+        "vniclaims.thuban.dev []: create delete get list watch",
         "vpcs.thuban.dev []: create get list patch update watch",
         "vpcs.thuban.dev/finalizers []: update",
         "vpcs.thuban.dev/status []: patch update",
