@@ -320,6 +320,7 @@ impl DropletStream {
         tokio::pin!(expiry);
         let mut look = tokio::time::interval(LOOK);
         let mut counted = metrics::Stream::default();
+        let mut cause = None;
         let end = loop {
             tokio::select! {
                 program = programs.recv() => {
@@ -343,7 +344,11 @@ impl DropletStream {
                             break "a message could not be read";
                         }
                     }
-                    Ok(None) | Err(_) => break "the droplet went away",
+                    Ok(None) => break "the droplet went away",
+                    Err(status) => {
+                        cause = Some(status);
+                        break "the droplet went away";
+                    }
                 },
                 _ = look.tick() => if self.hub.is_silent(&self.identity.node, self.id) {
                     let _ = outgoing.try_send(Err(Status::aborted("a row has not been acked for a minute; dial again")));
@@ -357,7 +362,8 @@ impl DropletStream {
         };
         self.hub.close(&self.identity.node, self.id);
         metrics::Stream::ends(end);
-        info!(droplet = self.identity.node, end, "stream closed");
+        let cause = cause.map(|status| status.message().to_owned());
+        info!(droplet = self.identity.node, end, cause, "stream closed");
     }
 
     fn receive(&self, message: DropletMessage) -> Result<(), Status> {
