@@ -168,6 +168,11 @@ pub fn has_living_pod(state: &State, endpoint: &Value) -> bool {
     pods.any(|pod| text(pod, "/metadata/uid") == uid && is_alive(pod))
 }
 
+/// Whether the Endpoint is of a pod that has ended. Its rows go before it.
+pub fn is_left_over(state: &State, endpoint: &Value) -> bool {
+    !text(endpoint, "/spec/podRef/uid").is_empty() && !has_living_pod(state, endpoint)
+}
+
 pub fn add_pod(state: &mut State, namespace: &str, name: &str, node: &str, annotations: &Value) {
     let pod = json!({
         "metadata": {"annotations": annotations},

@@ -9,7 +9,7 @@ use serde_json::Value;
 use thuban_api::cidr::Cidr;
 use thuban_proto::transit::{LocalRow, row};
 
-use crate::cluster::has_living_pod;
+use crate::cluster::is_left_over;
 use crate::convergence::is_accepted;
 use crate::droplet::Droplet;
 use crate::kind::Kind;
@@ -196,8 +196,7 @@ fn provisioned_means_acked(state: &mut State, name: &str, endpoint: &Value) {
     let Some(writer) = state.writer else {
         return;
     };
-    let is_pods = !text(endpoint, "/spec/podRef/uid").is_empty();
-    if state.is_late && is_pods && !has_living_pod(state, endpoint) {
+    if state.is_late && is_left_over(state, endpoint) {
         // The pod has ended since the write was asked for, and its rows may have gone.
         return;
     }

@@ -8,7 +8,7 @@ use serde_json::Value;
 use thuban_proto::transit::row::Row as Kind_;
 use thuban_proto::transit::{NetworkRow, VpcRow};
 
-use crate::cluster::has_living_pod;
+use crate::cluster::{has_living_pod, is_left_over};
 use crate::convergence::{is_accepted, is_provisioned};
 use crate::droplet::Droplet;
 use crate::invariants::{self, first_address, home, is_alone, pod_uid, vni, vpc_of};
@@ -179,7 +179,7 @@ fn uses(state: &State, droplet: &str, vpc: &str, network: Option<&str>) -> bool 
         || dividers.any(|divider| serves(divider) && is_provisioned(divider) && !is_deleting(divider))
         || endpoints.any(|endpoint| {
             let is_pods = !is_scaled(endpoint) && home(endpoint) == droplet;
-            is_pods && is_own(endpoint) && vpc_of(state, endpoint) == vpc
+            is_pods && is_own(endpoint) && vpc_of(state, endpoint) == vpc && !is_left_over(state, endpoint)
         })
 }
 
@@ -266,8 +266,7 @@ fn bouncer_works(state: &State, bouncer: &Value) -> Result<(), String> {
         if text(endpoint, "/spec/network") != name || is_scaled(endpoint) || is_deleting(endpoint) {
             continue;
         }
-        if !text(endpoint, "/spec/podRef/uid").is_empty() && !has_living_pod(state, endpoint) {
-            // Its rows go before it.
+        if is_left_over(state, endpoint) {
             continue;
         }
         let Some(address) = first_address(endpoint).filter(|_| is_provisioned(endpoint)) else {
