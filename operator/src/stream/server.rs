@@ -346,7 +346,7 @@ impl DropletStream {
                     }
                     Ok(None) => break "the droplet went away",
                     Err(status) => {
-                        cause = Some(status);
+                        cause = Some(status.message().to_owned());
                         break "the droplet went away";
                     }
                 },
@@ -362,7 +362,6 @@ impl DropletStream {
         };
         self.hub.close(&self.identity.node, self.id);
         metrics::Stream::ends(end);
-        let cause = cause.map(|status| status.message().to_owned());
         info!(droplet = self.identity.node, end, cause, "stream closed");
     }
 

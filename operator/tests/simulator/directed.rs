@@ -108,6 +108,22 @@ fn bounces(state: &State, droplet: &str) -> bool {
         .any(|slot| matches!(slot, Slot::Bouncer(vni, _) if *vni == first_vni(state)))
 }
 
+/// Makes a VPC and its network `VPC-1`. All of them have the same addresses.
+fn add_vpc(state: &mut State, name: &str, bouncers: u32) {
+    let vpc = json!({
+        "metadata": {},
+        "spec": {"cidrs": ["10.0.0.0/16"], "dividers": 1, "allowedNamespaces": {}},
+    });
+    let network = json!({
+        "metadata": {},
+        "spec": {"vpc": name, "cidrs": ["10.0.1.0/24"], "bouncers": bouncers, "allowedNamespaces": {}},
+    });
+    let _ = state.store.create(Kind::Vpc, "", name, vpc);
+    let _ = state
+        .store
+        .create(Kind::Network, "", &format!("{name}-1"), network);
+}
+
 /// Makes a world without faults: two nodes, a VPC and its network, and an operator that leads them.
 pub async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator> {
     {
@@ -119,18 +135,7 @@ pub async fn begin(simulation: &Arc<Simulation>, bouncers: u32) -> Arc<Operator>
     for number in 0..2 {
         add_node(simulation, number);
     }
-    simulation.with(|state| {
-        let vpc = json!({
-            "metadata": {},
-            "spec": {"cidrs": ["10.0.0.0/16"], "dividers": 1, "allowedNamespaces": {}},
-        });
-        let network = json!({
-            "metadata": {},
-            "spec": {"vpc": "red", "cidrs": ["10.0.1.0/24"], "bouncers": bouncers, "allowedNamespaces": {}},
-        });
-        let _ = state.store.create(Kind::Vpc, "", "red", vpc);
-        let _ = state.store.create(Kind::Network, "", "red-1", network);
-    });
+    simulation.with(|state| add_vpc(state, "red", bouncers));
     let first = operators::start(simulation);
     until(simulation, "all droplets follow it", |state| {
         state

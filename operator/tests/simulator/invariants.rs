@@ -398,8 +398,7 @@ fn unmarked_claims_rest(state: &mut State, name: &str, old: Option<&Value>, new:
     if state.store.values(Kind::Pod).any(|pod| asks(pod)) {
         return;
     }
-    let key = ["/spec/ownerUid", "/spec/address"].map(|path| text(claim, path).to_owned());
-    let end = state.ends.get(&key).copied();
+    let end = state.ends.get(&key_of_end(claim)).copied();
     let has_rested = end.is_some_and(|end| state.elapsed().saturating_sub(end) >= REST);
     if !has_rested {
         state.violation(format!(
@@ -408,6 +407,11 @@ fn unmarked_claims_rest(state: &mut State, name: &str, old: Option<&Value>, new:
     } else if counts(state, claim) {
         state.violation(format!("claim {name} is gone, but its Endpoint has the address"));
     }
+}
+
+/// Returns the key of a claim's address in [`State::ends`].
+pub fn key_of_end(claim: &Value) -> [String; 2] {
+    ["/spec/ownerUid", "/spec/address"].map(|path| text(claim, path).to_owned())
 }
 
 /// Whether the Endpoint that a claim names has the claim's address in its status.

@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::cluster::{register_node, remove_node};
-use crate::invariants::counts;
+use crate::invariants::{counts, key_of_end};
 use crate::kind::Kind;
 use crate::simulation::{Simulation, State};
-use crate::store::text;
 
 /// Makes a backup, in the place of the last one.
 pub fn back_up(state: &mut State) {
@@ -53,6 +50,5 @@ fn claims_rest_anew(state: &mut State) {
     let now = state.elapsed();
     let all = state.store.values(Kind::IpClaim);
     let free = all.filter(|claim| !counts(state, claim));
-    let key = |claim: &Value| ["/spec/ownerUid", "/spec/address"].map(|path| text(claim, path).to_owned());
-    state.ends = free.map(|claim| (key(claim), now)).collect();
+    state.ends = free.map(|claim| (key_of_end(claim), now)).collect();
 }

@@ -357,13 +357,18 @@ impl World {
         std::mem::take(&mut self.enforcement.newly_closed)
     }
 
+    /// Yields the endpoints of a VPC that are in a rollout.
+    fn judged_of(&self, vpc: &str) -> impl Iterator<Item = &EndpointName> {
+        let homes = &self.enforcement.homes;
+        self.endpoints_of_vpc(vpc)
+            .filter(|name| homes.contains_key(*name))
+    }
+
     /// Returns the endpoints of a VPC that are not ready yet.
     pub fn unready_of(&self, vpc: &str) -> Vec<EndpointName> {
-        let homes = &self.enforcement.homes;
-        let own = self
-            .endpoints_of_vpc(vpc)
-            .filter(|name| homes.contains_key(*name));
-        let unready = own.filter(|name| self.endpoints.get(*name).is_some_and(|endpoint| !endpoint.ready));
+        let unready = self
+            .judged_of(vpc)
+            .filter(|name| self.endpoints.get(*name).is_some_and(|endpoint| !endpoint.ready));
         unready.cloned().collect()
     }
 

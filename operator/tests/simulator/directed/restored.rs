@@ -5,45 +5,38 @@ use std::sync::Arc;
 
 use serde_json::json;
 
-use super::{begin, check, until};
+use super::{add_vpc, begin, check, says, until};
 use crate::cluster::add_pod;
-use crate::convergence::{self, is_provisioned};
+use crate::convergence;
 use crate::directed::stripped::cut_off;
-use crate::kind::Kind;
 use crate::operators;
 use crate::restore::{back_up, restore};
 use crate::schedule::NAMESPACES;
 use crate::simulation::{Simulation, State};
-use crate::store::text;
 use crate::tables::address;
 
 const EAST: &str = NAMESPACES[0];
 
 /// Makes a VPC and its network, with the addresses that `red` has, and a pod there.
 fn add_tenant(simulation: &Simulation, vpc: &str, pod: &str, node: &str) {
-    let network = format!("{vpc}-1");
     simulation.with(|state| {
-        let spec = json!({"cidrs": ["10.0.0.0/16"], "dividers": 1, "allowedNamespaces": {}});
-        let _ = state
-            .store
-            .create(Kind::Vpc, "", vpc, json!({"metadata": {}, "spec": spec}));
-        let spec = json!({"vpc": vpc, "cidrs": ["10.0.1.0/24"], "bouncers": 1, "allowedNamespaces": {}});
-        let object = json!({"metadata": {}, "spec": spec});
-        let _ = state.store.create(Kind::Network, "", &network, object);
-        add_pod(state, EAST, pod, node, &json!({"thuban.dev/network": network}));
+        add_vpc(state, vpc, 1);
+        add_pod(
+            state,
+            EAST,
+            pod,
+            node,
+            &json!({"thuban.dev/network": format!("{vpc}-1")}),
+        );
     });
 }
 
-/// Returns the address of a node's only pod.
-fn attached(state: &State, node: &str) -> Option<IpAddr> {
+/// Returns the VNI and the address of a node's only pod.
+fn attached(state: &State, node: &str) -> Option<(u32, IpAddr)> {
     let mut attachments = state.droplets[node].attachments.values();
-    attachments.next().map(|attachment| address(&attachment.address))
-}
-
-/// Returns the VNI of a node's only pod.
-fn number(state: &State, node: &str) -> Option<u32> {
-    let mut attachments = state.droplets[node].attachments.values();
-    attachments.next().map(|attachment| attachment.vni)
+    attachments
+        .next()
+        .map(|attachment| (attachment.vni, address(&attachment.address)))
 }
 
 async fn until_attached(simulation: &Arc<Simulation>, node: &str) {
@@ -68,7 +61,7 @@ fn the_number_of_a_vpc_that_a_restore_takes_is_no_others() {
             // The lost VPC may be made again, too.
             add_tenant(simulation, ["blue", "green"][seed as usize % 2], "q", "n0");
             until_attached(simulation, "n0").await;
-            let numbers = ["n0", "n1"].map(|node| number(&simulation.lock(), node));
+            let numbers = ["n0", "n1"].map(|node| attached(&simulation.lock(), node).map(|(vni, _)| vni));
             if numbers[0] == numbers[1] {
                 simulation.lock().violation(format!("both VPCs have {numbers:?}"));
             }
@@ -96,9 +89,7 @@ fn a_pod_keeps_its_address_though_the_restored_state_lacks_it() {
             });
             until_attached(simulation, "n1").await;
             until(simulation, "the first has an Endpoint again", |state| {
-                let mut endpoints = state.store.values(Kind::Endpoint);
-                endpoints
-                    .any(|endpoint| text(endpoint, "/spec/podRef/name") == "p" && is_provisioned(endpoint))
+                says(state, "p", "Acknowledged")
             })
             .await;
             let state = &mut *simulation.lock();

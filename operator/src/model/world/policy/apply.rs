@@ -47,9 +47,7 @@ impl World {
                 self.enforcement.stale.extend(own.cloned());
             }
             for vpc in touched.vpcs {
-                let own = self.endpoints_of_vpc(&vpc);
-                let own = own.filter(|name| self.enforcement.homes.contains_key(*name));
-                let own: Vec<EndpointName> = own.cloned().collect();
+                let own: Vec<EndpointName> = self.judged_of(&vpc).cloned().collect();
                 self.enforcement.stale.extend(own);
             }
         }
